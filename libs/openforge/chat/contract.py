@@ -1,0 +1,70 @@
+"""Conversations and their tokens: one canonical message model, and the renderer contract.
+
+Promises: sampled tokens are never re-tokenised; `bridge` returns ids that begin with what it was
+given, or None where it cannot prove that the template allows it.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    """`arguments` is the JSON text as sampled, which need not parse."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One message of any dialect after normalising: content is text, null and absent are empty."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
+    name: str = ""
+
+
+class Tool(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    description: str = ""
+    parameters: dict[str, Any] = {}
+
+
+class Parsed(msgspec.Struct, frozen=True, kw_only=True):
+    """An answer as a message. `broken` says what in it does not parse, in the order of appearance."""
+
+    content: str
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    broken: tuple[str, ...] = ()
+
+
+class Renderer(Protocol):
+    """Messages to ids and ids to messages, for one family of templates and one tokenizer."""
+
+    stop_token_ids: tuple[int, ...]
+
+    def render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
+        """The ids of a prompt, generation prompt included."""
+        ...
+
+    def bridge(
+        self, prompt_and_answer: Sequence[int], new_messages: Sequence[Message], tools: Sequence[Tool]
+    ) -> list[int] | None:
+        """The ids to append to a recorded prompt and answer so that `new_messages` come next.
+
+        Closes a truncated answer. None where an assistant message is among the new ones or the template
+        cannot be continued.
+        """
+        ...
+
+    def parse(self, ids: Sequence[int], tools: Sequence[Tool]) -> Parsed:
+        """The message that sampled `ids` stand for, stop token dropped."""
+        ...
+
+    def text(self, ids: Sequence[int]) -> str: ...

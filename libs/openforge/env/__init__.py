@@ -1,0 +1,1 @@
+"""Environments: tasks, agents at work, verification."""

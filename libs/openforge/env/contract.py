@@ -1,0 +1,89 @@
+"""What an environment is: tasks, a way to run the agent, and how its work is verified.
+
+An environment is one `env.py` with `create_env(sandbox, **options)` (pipeline), found by entry point
+(group `openforge.envs`) or by path, beside a folder `tasks/`.
+"""
+
+import random
+from collections.abc import Mapping
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from openforge.sandbox.contract import Sandbox
+
+
+class LlmArgs(msgspec.Struct, frozen=True, kw_only=True):
+    """How the agent reaches the policy. `api_key` is this attempt's own, short-lived key."""
+
+    base_url: str
+    api_key: str
+    model: str
+    temperature: float
+    top_p: float
+    max_tokens: int
+    stop: tuple[str, ...] = ()
+
+
+class EnvCallResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What one pipeline episode says of itself.
+
+    `reward` is a claim, trained only where the run trusts it; normally None, since the verifier
+    scores. `status` `censored` means that something broke that the policy cannot cause; `cause` names it.
+    """
+
+    status: Literal["finished", "gave_up", "out_of_turns", "out_of_context", "agent_crashed", "censored"]
+    reward: float | None = None
+    cause: str = ""
+    metrics: dict[str, float] = {}
+
+
+class PipelineEnv(Protocol):
+    """Owns the whole episode: sets up, runs the real harness against `llm_args`, returns."""
+
+    async def run(self, *, instruction: str, llm_args: LlmArgs, **config: Any) -> EnvCallResult: ...
+
+
+class CreateEnv(Protocol):
+    def __call__(self, sandbox: Sandbox, **options: Any) -> PipelineEnv: ...
+
+
+class TaskInstance(msgspec.Struct, frozen=True, kw_only=True):
+    """One drawn task: files are path -> content relative to their root, executables by mode.
+
+    `workspace` is unpacked at `/workspace` before the agent starts; `tests` and `reference` never reach the agent's
+    sandbox. The verifier unpacks the artifacts at `/workspace` of a second box, `tests` at `/tests`,
+    runs `verify` there and reads one JSON object `{"reward": number, ...}` from the last line of its
+    standard output.
+    """
+
+    task: str
+    seed: int
+    split: Literal["train", "heldout"]
+    instruction: str
+    workspace: Mapping[str, "TaskFile"]
+    tests: Mapping[str, "TaskFile"]
+    reference: str
+    verify: tuple[str, ...]
+    verify_timeout_s: float = 20.0
+    artifacts: tuple[str, ...] = ("/workspace",)
+    tags: tuple[str, ...] = ()
+    digest: str = ""
+
+
+class TaskFile(msgspec.Struct, frozen=True, kw_only=True):
+    content: bytes
+    mode: int = 0o644
+
+
+class TaskTemplate(Protocol):
+    """A kind of task that yields any number of instances; the same seed yields the same instance."""
+
+    id: str
+
+    def draw(self, seed: int, split: Literal["train", "heldout"]) -> TaskInstance: ...
+
+
+def generator(task: str, seed: int, split: str) -> random.Random:
+    """The only source of randomness of a draw."""
+    return random.Random(f"{task}/{split}/{seed}")

@@ -1,0 +1,1 @@
+"""Run files and what is known of runs."""

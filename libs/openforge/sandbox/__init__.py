@@ -1,0 +1,1 @@
+"""Sandboxes: one contract, several drivers."""

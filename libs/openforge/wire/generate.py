@@ -1,0 +1,79 @@
+"""The engine's wire: vLLM's `/inference/v1/generate` and weight update calls, as far as we use them.
+
+Source: vLLM 0.32 (entrypoints, scale-out API). The embedded engine speaks the same shapes.
+"""
+
+from typing import Literal
+
+import msgspec
+
+
+class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """`logprobs` 0: only the sampled token's. `forced_token_ids` is the embedded engine's own: the
+    answer to give, for conformance runs with forced decoding."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    stop: list[str] = []
+    stop_token_ids: list[int] = []
+    logprobs: int = 0
+    forced_token_ids: list[int] | None = None
+
+
+class GenerateRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
+    model: str
+    token_ids: list[int]
+    sampling_params: SamplingParams
+    request_id: str = ""
+    return_token_ids: bool = False
+    cache_salt: str = ""
+    stream: bool = False
+
+
+class TokenLogprob(msgspec.Struct, kw_only=True):
+    token_id: int
+    logprob: float
+
+
+class Logprobs(msgspec.Struct, kw_only=True):
+    content: list[TokenLogprob] = []
+
+
+class WeightVersionSpan(msgspec.Struct, kw_only=True):
+    """Sampled tokens [start, end) of one answer came from `version`, a decimal string of ours."""
+
+    version: str
+    start: int
+    end: int
+
+
+class Choice(msgspec.Struct, kw_only=True):
+    index: int = 0
+    finish_reason: Literal["stop", "length", "abort"] | None = None
+    stop_reason: int | str | None = None
+    token_ids: list[int] = []
+    logprobs: Logprobs | None = None
+    weight_versions: list[WeightVersionSpan] | None = None
+
+
+class Usage(msgspec.Struct, kw_only=True):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    total_tokens: int = 0
+
+
+class GenerateResponse(msgspec.Struct, kw_only=True):
+    """The whole answer, or one streamed chunk of it: then `weight_versions` comes with the last chunk."""
+
+    request_id: str = ""
+    model: str = ""
+    prompt_token_ids: list[int] | None = None
+    choices: list[Choice] = []
+    usage: Usage | None = None
+
+
+class WeightInfo(msgspec.Struct, kw_only=True):
+    weight_version: str

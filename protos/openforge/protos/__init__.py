@@ -1,0 +1,101 @@
+"""What the services say to each other. Nothing here does anything; importing it is instant."""
+
+from openforge.protos.arrays import count, covered, pack_ids, pack_logprobs, spans_of, unpack_ids, unpack_logprobs
+from openforge.protos.dead import DeadLetter
+from openforge.protos.episode import (
+    EpisodeEnded,
+    EpisodeFailed,
+    EpisodeLimits,
+    EpisodeRequested,
+    EpisodeSealed,
+    EpisodeStarted,
+    Isolation,
+)
+from openforge.protos.fact import SCHEMA_VERSION, BadKey, BlobRef, Fact, Span, VersionSpan, token
+from openforge.protos.group import GroupClosed, GroupOpened, Member, Purpose, TaskRef
+from openforge.protos.policy import BatchTrained, LagCount, PolicyPublished, PolicyServed, TrajectoryRetired
+from openforge.protos.reasons import (
+    BranchCause,
+    EndReason,
+    FailReason,
+    FinishReason,
+    RetireReason,
+    StopReason,
+    TurnStatus,
+)
+from openforge.protos.run import RunPaused, RunStopped, RunSubmitted
+from openforge.protos.trajectory import Dropped, Sequence, TrajectoryVerified
+from openforge.protos.turn import EngineIdentity, HarnessIdentity, Sampling, Timing, TurnRecorded
+
+AnyFact = (
+    RunSubmitted
+    | RunPaused
+    | RunStopped
+    | GroupOpened
+    | GroupClosed
+    | EpisodeRequested
+    | EpisodeStarted
+    | EpisodeEnded
+    | EpisodeSealed
+    | EpisodeFailed
+    | TurnRecorded
+    | TrajectoryVerified
+    | BatchTrained
+    | TrajectoryRetired
+    | PolicyPublished
+    | PolicyServed
+)
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "AnyFact",
+    "BadKey",
+    "BatchTrained",
+    "BlobRef",
+    "BranchCause",
+    "DeadLetter",
+    "Dropped",
+    "EndReason",
+    "EngineIdentity",
+    "EpisodeEnded",
+    "EpisodeFailed",
+    "EpisodeLimits",
+    "EpisodeRequested",
+    "EpisodeSealed",
+    "EpisodeStarted",
+    "Fact",
+    "FailReason",
+    "FinishReason",
+    "GroupClosed",
+    "GroupOpened",
+    "HarnessIdentity",
+    "Isolation",
+    "LagCount",
+    "Member",
+    "PolicyPublished",
+    "PolicyServed",
+    "Purpose",
+    "RetireReason",
+    "RunPaused",
+    "RunStopped",
+    "RunSubmitted",
+    "Sampling",
+    "Sequence",
+    "Span",
+    "StopReason",
+    "TaskRef",
+    "Timing",
+    "TrajectoryRetired",
+    "TrajectoryVerified",
+    "TurnRecorded",
+    "TurnStatus",
+    "VersionSpan",
+    "count",
+    "covered",
+    "pack_ids",
+    "pack_logprobs",
+    "spans_of",
+    "token",
+    "unpack_ids",
+    "unpack_logprobs",
+]

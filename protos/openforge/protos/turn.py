@@ -1,0 +1,89 @@
+"""Turns: one model call of an attempt, token for token."""
+
+from typing import ClassVar
+
+import msgspec
+
+from openforge.protos.fact import BlobRef, Fact, Span, VersionSpan
+from openforge.protos.reasons import BranchCause, FinishReason, TurnStatus
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True):
+    """The sampling parameters that the engine used: the run's, not the harness's."""
+
+    temperature: float
+    top_p: float = 1.0
+    top_k: int = 0
+    max_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+
+
+class HarnessIdentity(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the harness says of itself. Hints within an attempt's own key, never authority."""
+
+    user_agent: str = ""
+    session: str = ""
+    thread: str = ""
+    parent_thread: str = ""
+    sub_agent: str = ""
+
+
+class EngineIdentity(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    engine: str
+    model: str = ""
+    request: str = ""
+
+
+class Timing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Seconds. `received_at` is Unix time, the others are durations since then."""
+
+    received_at: float
+    first_token_s: float = 0.0
+    sampled_s: float = 0.0
+    recorded_s: float = 0.0
+
+
+class TurnRecorded(Fact, frozen=True, kw_only=True, tag=True):
+    """One model call: only what its parent turn does not hold.
+
+    The prompt is the first `prefix` tokens of the parent's prompt-and-answer, then `suffix`.
+    `sampled` are the engine's own ids with their `logprobs` (processed: of the distribution that
+    was sampled from). `versions` and `forced` (tokens a guide dictated) count from the first
+    sampled token. `messages` is the JSON list of messages that the parent does not have, `reply` the JSON
+    message the harness was told, `asked` the JSON of the sampling fields it sent. `tools` is the JSON
+    tool list, empty where it is the parent's.
+    """
+
+    kind: ClassVar[str] = "turn"
+    name: ClassVar[str] = ""
+    key_length: ClassVar[int] = 3
+
+    episode: str
+    attempt: int
+    turn: int
+    parent: int | None
+    cause: BranchCause
+    prefix: int
+    suffix: bytes
+    sampled: bytes
+    logprobs: bytes
+    versions: tuple[VersionSpan, ...]
+    forced: tuple[Span, ...] = ()
+    finish: FinishReason
+    status: TurnStatus
+    sampling: Sampling
+    asked: bytes = b""
+    messages: bytes = b""
+    reply: bytes = b""
+    tools: bytes = b""
+    dialect: str = "chat"
+    digest: str = ""
+    harness: HarnessIdentity = HarnessIdentity()
+    engine: EngineIdentity
+    timing: Timing
+    images: tuple[str, ...] = ()
+    routed_experts: BlobRef | None = None
+
+    def key(self) -> tuple[str | int, ...]:
+        return (self.episode, self.attempt, self.turn)
