@@ -1,11 +1,12 @@
 """What an environment is: tasks, a way to run the agent, and how its work is verified.
 
-An environment is one `env.py` with `create_env(sandbox, **options)` (pipeline), found by entry point
-(group `openforge.envs`) or by path, beside a folder `tasks/`.
+An environment is one module `env.py`, found by entry point (group `openforge.envs`) or by path. It
+has the attributes of `EnvironmentModule`; `create_env` is needed where a harness of kind `pipeline` is
+listed, `create_command` where one of kind `command` is.
 """
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -44,8 +45,17 @@ class PipelineEnv(Protocol):
     async def run(self, *, instruction: str, llm_args: LlmArgs, **config: Any) -> EnvCallResult: ...
 
 
-class CreateEnv(Protocol):
-    def __call__(self, sandbox: Sandbox, **options: Any) -> PipelineEnv: ...
+class CommandAgent(msgspec.Struct, frozen=True, kw_only=True):
+    """A harness as a program inside the sandbox: `files` are put there first, then `argv` runs in `cwd`.
+
+    `binds` are host folders that the program needs, shown read-only (an interpreter, a package folder).
+    """
+
+    argv: tuple[str, ...]
+    env: dict[str, str] = {}
+    cwd: str = "/workspace"
+    files: dict[str, bytes] = {}
+    binds: dict[str, str] = {}
 
 
 class TaskInstance(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,6 +92,21 @@ class TaskTemplate(Protocol):
     id: str
 
     def draw(self, seed: int, split: Literal["train", "heldout"]) -> TaskInstance: ...
+
+
+HarnessKind = Literal["command", "pipeline", "direct"]
+
+
+class EnvironmentModule(Protocol):
+    """What `env.py` offers. `HARNESSES` says which harnesses it can host, and how."""
+
+    HARNESSES: Mapping[str, HarnessKind]
+
+    def tasks(self) -> Sequence[TaskTemplate]: ...
+
+    def create_env(self, sandbox: Sandbox, *, harness: str, **options: Any) -> PipelineEnv: ...
+
+    def create_command(self, *, harness: str, instruction: str, llm_args: LlmArgs, **options: Any) -> CommandAgent: ...
 
 
 def generator(task: str, seed: int, split: str) -> random.Random:

@@ -13,6 +13,7 @@ from openforge.protos.episode import (
 )
 from openforge.protos.fact import SCHEMA_VERSION, BadKey, BlobRef, Fact, Span, VersionSpan, token
 from openforge.protos.group import GroupClosed, GroupOpened, Member, Purpose, TaskRef
+from openforge.protos.key import KEY_BUCKET, AttemptKey, key_entry
 from openforge.protos.policy import BatchTrained, LagCount, PolicyPublished, PolicyServed, TrajectoryRetired
 from openforge.protos.reasons import (
     BranchCause,
@@ -47,8 +48,10 @@ AnyFact = (
 )
 
 __all__ = [
+    "KEY_BUCKET",
     "SCHEMA_VERSION",
     "AnyFact",
+    "AttemptKey",
     "BadKey",
     "BatchTrained",
     "BlobRef",
@@ -92,6 +95,7 @@ __all__ = [
     "VersionSpan",
     "count",
     "covered",
+    "key_entry",
     "pack_ids",
     "pack_logprobs",
     "spans_of",

@@ -95,7 +95,8 @@ class EpisodeEnded(Fact, frozen=True, kw_only=True, tag=True):
 class EpisodeSealed(Fact, frozen=True, kw_only=True, tag=True):
     """The proxy takes no more calls of the attempt, and `turns` are all that it recorded.
 
-    `refused` counts the calls that came after the end.
+    `refused` counts the calls that came after the end; `engine_failures` the calls whose answer the
+    harness never got for a reason of ours.
     """
 
     kind: ClassVar[str] = "episode"
@@ -106,6 +107,7 @@ class EpisodeSealed(Fact, frozen=True, kw_only=True, tag=True):
     attempt: int
     turns: tuple[int, ...]
     refused: int = 0
+    engine_failures: int = 0
 
     def key(self) -> tuple[str | int, ...]:
         return (self.episode, self.attempt)
