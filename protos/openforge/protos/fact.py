@@ -5,7 +5,7 @@ stream refuses a second telling; bytes written by an older version still decode.
 """
 
 import re
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import msgspec
 
@@ -37,7 +37,7 @@ class Fact(msgspec.Struct, frozen=True, kw_only=True, tag_field="fact"):
     run: str
     schema: int = SCHEMA_VERSION
 
-    def __init_subclass__(cls, **kwargs: object) -> None:
+    def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         Fact.registry[cls.__name__] = cls
 
