@@ -1,0 +1,62 @@
+# Every target makes its own .venv with pip and installs what it needs.
+# As root, missing Debian packages are installed too; without root, `demo` runs with reduced
+# isolation and says so, and the tests of full isolation fail with the reason.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+export OMP_NUM_THREADS ?= 1
+export TOKENIZERS_PARALLELISM := false
+
+.PHONY: help install demo seeds test check heavy bench soak schema clean
+
+help: ## what the targets do
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+install: $(VENV)/.installed ## the .venv and, as root, bubblewrap
+
+$(VENV)/.installed: pyproject.toml
+	@command -v bwrap >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -y -qq --no-install-recommends bubblewrap; } \
+	  || echo "bubblewrap is missing: as root, run 'apt-get install bubblewrap'" >&2
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python >= 3.11 is needed: make PYTHON=python3.11 ..." >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q --disable-pip-version-check torch==2.13.0
+	$(BIN)/pip install -q --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+demo: install ## train SmolLM2-135M inside mini-swe-agent; ends with runs/demo/report.html
+	$(BIN)/openforge model get smollm2-135m
+	$(BIN)/openforge train examples/demo.toml $(ARGS)
+
+seeds: install ## the demo with three seeds, and the table of docs/demo.md
+	$(BIN)/openforge model get smollm2-135m
+	for seed in 1 2 3; do $(BIN)/openforge train examples/demo.toml --set run.seed=$$seed --set run.name=demo-$$seed || exit 1; done
+	$(BIN)/python -m openforge.cli.curves runs/demo-1 runs/demo-2 runs/demo-3 --out docs/demo
+
+test: install ## unit and integration tests, and one tiny run end to end: minutes
+	$(BIN)/pytest -m "not heavy" $(ARGS)
+
+check: install ## types, lint, format, import rules, generated schemas
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/openforge protos schema --check
+
+heavy: install ## the tests that need the real model or minutes each
+	$(BIN)/openforge model get smollm2-135m
+	$(BIN)/pytest -m heavy $(ARGS)
+
+bench: install ## every benchmark, JSON to bench/
+	mkdir -p bench
+	for name in bus engine proxy sandbox learner; do $(BIN)/openforge bench $$name --json > bench/$$name.json || exit 1; done
+
+soak: install ## 50 random kills during one run; writes docs/soak.json
+	$(BIN)/python -m openforge.cli.soak --kills 50 --out docs/soak.json
+
+schema: install ## writes docs/protos from the code
+	$(BIN)/openforge protos schema
+
+clean: ## removes what the targets made, but not runs/
+	rm -rf $(VENV) bench .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
