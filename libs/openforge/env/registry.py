@@ -1,0 +1,146 @@
+"""Finds environments by name or path, and tasks within them.
+
+Promises: a name that is not there is an error that lists what is; an environment that lacks a part of
+its contract is refused before anything runs; drawing the same reference twice gives the same instance.
+"""
+
+import importlib
+import importlib.metadata
+import importlib.util
+import sys
+from collections.abc import Hashable, Sequence
+from functools import cache, lru_cache
+from hashlib import sha256
+from pathlib import Path
+from types import ModuleType
+from typing import cast
+
+from openforge.env.contract import EnvironmentModule, TaskInstance, TaskTemplate
+from openforge.protos import TaskRef
+
+ENTRY_POINTS = "openforge.envs"
+PACKAGE = "openforge_envs"
+
+_NEEDED_BY_KIND = {"pipeline": "create_env", "command": "create_command"}
+
+
+class NoSuchEnvironment(LookupError):
+    """Nothing goes by that name or lies at that path."""
+
+
+class BadEnvironment(ValueError):
+    """What was found does not keep the contract of `openforge.env.contract.EnvironmentModule`."""
+
+
+class NoSuchTask(LookupError):
+    """The environment has no template with that id."""
+
+
+def load_environment(name_or_path: str) -> EnvironmentModule:
+    """The module of an environment: an installed name, or the path of an `env.py` or of its folder."""
+    module = _from_path(Path(name_or_path)) if _is_path(name_or_path) else _from_name(name_or_path)
+    _check(name_or_path, module)
+    return cast(EnvironmentModule, module)
+
+
+def environments() -> list[str]:
+    """The names of all environments that can be loaded here."""
+    entries = {entry.name for entry in importlib.metadata.entry_points(group=ENTRY_POINTS)}
+    return sorted(entries | set(_packaged()))
+
+
+def select(module: EnvironmentModule, ids: Sequence[str]) -> list[TaskTemplate]:
+    """The templates with these ids in that order, all of them where `ids` is empty."""
+    templates = _templates(module)
+    if not ids:
+        return list(templates.values())
+    return [_template(module, task) for task in ids]
+
+
+def draw(module: EnvironmentModule, ref: TaskRef) -> TaskInstance:
+    """The instance that `ref` names. Members of a group share it."""
+    return _draw(cast(Hashable, module), ref)
+
+
+@lru_cache(maxsize=512)
+def _draw(module: Hashable, ref: TaskRef) -> TaskInstance:
+    return _template(cast(EnvironmentModule, module), ref.task).draw(ref.seed, ref.split)
+
+
+def _templates(module: EnvironmentModule) -> dict[str, TaskTemplate]:
+    return _templates_by_id(cast(Hashable, module))
+
+
+@cache
+def _templates_by_id(key: Hashable) -> dict[str, TaskTemplate]:
+    module = cast(EnvironmentModule, key)
+    templates: dict[str, TaskTemplate] = {}
+    for template in module.tasks():
+        if template.id in templates:
+            raise BadEnvironment(f"two tasks have the id {template.id!r}: rename one of them")
+        templates[template.id] = template
+    return templates
+
+
+def _template(module: EnvironmentModule, task: str) -> TaskTemplate:
+    templates = _templates(module)
+    if task not in templates:
+        raise NoSuchTask(f"task = {task!r} is not in this environment: it has {', '.join(sorted(templates))}")
+    return templates[task]
+
+
+def _is_path(name_or_path: str) -> bool:
+    return "/" in name_or_path or name_or_path.endswith(".py")
+
+
+def _from_path(path: Path) -> ModuleType:
+    file = (path / "env.py" if path.is_dir() else path).resolve()
+    if not file.is_file():
+        raise NoSuchEnvironment(f"environment = {str(path)!r}: there is no file {file}")
+    return _load_file(file)
+
+
+@cache
+def _load_file(file: Path) -> ModuleType:
+    name = f"openforge_env_{sha256(str(file).encode()).hexdigest()[:12]}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise NoSuchEnvironment(f"environment = {str(file)!r} is no Python file: name an env.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _from_name(name: str) -> ModuleType:
+    for entry in importlib.metadata.entry_points(group=ENTRY_POINTS, name=name):
+        return importlib.import_module(entry.module)
+    if name in _packaged():
+        return importlib.import_module(f"{PACKAGE}.{name}.env")
+    known = ", ".join(environments()) or "none"
+    raise NoSuchEnvironment(f"environment = {name!r} is not installed: use one of {known}, or the path of an env.py")
+
+
+def _packaged() -> list[str]:
+    """The environments that lie in the package `openforge_envs`, installed or on the path."""
+    try:
+        package = importlib.import_module(PACKAGE)
+    except ModuleNotFoundError:
+        return []
+    return [file.parent.name for folder in package.__path__ for file in Path(folder).glob("*/env.py")]
+
+
+def _check(name: str, module: ModuleType) -> None:
+    harnesses = getattr(module, "HARNESSES", None)
+    if not isinstance(harnesses, dict) or not harnesses:
+        raise BadEnvironment(f"environment {name!r} has no HARNESSES: map each harness name to its kind")
+    if not callable(getattr(module, "tasks", None)):
+        raise BadEnvironment(f"environment {name!r} has no tasks(): return its task templates")
+    for harness, kind in harnesses.items():
+        needed = _NEEDED_BY_KIND.get(kind)
+        if needed and not callable(getattr(module, needed, None)):
+            raise BadEnvironment(f"environment {name!r} lists harness {harness!r} as {kind} but has no {needed}()")
