@@ -1,0 +1,104 @@
+"""The folder of a run on one machine: `runs/<run>`, and who may write there.
+
+Promises: one supervisor at a time; what others need to find the run's bus stands in `bus.json`.
+"""
+
+import fcntl
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+
+class Busy(Exception):
+    """Another supervisor holds the run."""
+
+
+class BusAddress(msgspec.Struct, frozen=True, kw_only=True):
+    """How to reach the bus of a running run: `pid` is its supervisor."""
+
+    nats_url: str
+    pid: int
+
+
+class Home:
+    """`root` is `runs/<run>`, under OPENFORGE_RUNS or the working folder."""
+
+    def __init__(self, run: str, runs: Path | None = None) -> None:
+        self.run = run
+        self.root = ((runs or Path(os.environ.get("OPENFORGE_RUNS", "runs"))) / run).resolve()
+
+    @property
+    def nats(self) -> Path:
+        return self.root / "nats"
+
+    @property
+    def blobs(self) -> Path:
+        return self.root / "blobs"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    @property
+    def health(self) -> Path:
+        return self.root / "health"
+
+    @property
+    def summary(self) -> Path:
+        return self.root / "summary.json"
+
+    @property
+    def report(self) -> Path:
+        return self.root / "report.html"
+
+    @property
+    def sockets(self) -> Path:
+        """A short path, since a UNIX socket's is limited to about 100 bytes."""
+        short = hashlib.sha256(str(self.root).encode()).hexdigest()[:8]
+        return Path(tempfile.gettempdir()) / f"openforge-{short}"
+
+    def make(self) -> None:
+        for folder in (self.nats, self.blobs, self.logs, self.health, self.sockets):
+            folder.mkdir(parents=True, exist_ok=True)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Holds the run for this process; raises `Busy`."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        with (self.root / "lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise Busy(
+                    f"run {self.run!r} is already being worked on by another process ({self.root / 'lock'}): "
+                    f"watch it with 'openforge status {self.run}' or end it with 'openforge stop {self.run}'"
+                ) from None
+            yield
+
+    def tell_address(self, address: BusAddress) -> None:
+        _replace(self.root / "bus.json", msgspec.json.encode(address))
+
+    def address(self) -> BusAddress | None:
+        """Where the run's bus is, if its supervisor is alive."""
+        try:
+            address = msgspec.json.decode((self.root / "bus.json").read_bytes(), type=BusAddress)
+            os.kill(address.pid, 0)
+        except (FileNotFoundError, ProcessLookupError):
+            return None
+        except PermissionError:
+            pass
+        return address
+
+    def forget_address(self) -> None:
+        (self.root / "bus.json").unlink(missing_ok=True)
+
+
+def _replace(path: Path, data: bytes) -> None:
+    scratch = path.with_suffix(".tmp")
+    scratch.write_bytes(data)
+    scratch.replace(path)
