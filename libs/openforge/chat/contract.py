@@ -45,9 +45,14 @@ class Parsed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Renderer(Protocol):
-    """Messages to ids and ids to messages, for one family of templates and one tokenizer."""
+    """Messages to ids and ids to messages, for one family of templates and one tokenizer.
+
+    `holds`: from the first of these texts on, an answer to a request with tools is more than content and
+    can only be read when it is complete.
+    """
 
     stop_token_ids: tuple[int, ...]
+    holds: tuple[str, ...]
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
         """The ids of a prompt, generation prompt included."""
@@ -67,4 +72,6 @@ class Renderer(Protocol):
         """The message that sampled `ids` stand for, stop token dropped."""
         ...
 
-    def text(self, ids: Sequence[int]) -> str: ...
+    def text(self, ids: Sequence[int]) -> str:
+        """What `ids` read as, special tokens left out; U+FFFD where bytes are not a whole character."""
+        ...

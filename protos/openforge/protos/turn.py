@@ -52,7 +52,8 @@ class TurnRecorded(Fact, frozen=True, kw_only=True, tag=True):
     was sampled from). `versions` and `forced` (tokens a guide dictated) count from the first
     sampled token. `messages` is the JSON list of messages that the parent does not have, `reply` the JSON
     message the harness was told, `asked` the JSON of the sampling fields it sent. `tools` is the JSON
-    tool list, empty where it is the parent's.
+    tool list, empty where it is the parent's. The conversation that was sent is the first `kept` messages of
+    the parent's (its reply included), then `messages`; messages are `openforge.chat` Messages.
     """
 
     kind: ClassVar[str] = "turn"
@@ -74,6 +75,7 @@ class TurnRecorded(Fact, frozen=True, kw_only=True, tag=True):
     status: TurnStatus
     sampling: Sampling
     asked: bytes = b""
+    kept: int = 0
     messages: bytes = b""
     reply: bytes = b""
     tools: bytes = b""
