@@ -1,0 +1,228 @@
+"""From a TOML file to a `RunConfig`, or to everything that is wrong with it.
+
+Promises: all problems are found at once, each names the field, the value and the way out; paths in
+what comes back are absolute, so any process may read it; the same run always has the same digest.
+"""
+
+import difflib
+import hashlib
+import tomllib
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from openforge.runs.config import RunConfig
+from openforge.runs.rules import environment_problems, problems_of, shown
+
+BUILTIN = "builtin:"
+
+
+class BadRunFile(ValueError):
+    """The run file cannot be used; `problems` holds one sentence for each reason."""
+
+    def __init__(self, source: str, problems: Sequence[str]) -> None:
+        self.source = source
+        self.problems = tuple(problems)
+        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+        super().__init__("\n".join([f"{source}: {count}", *(f"  - {problem}" for problem in problems)]))
+
+
+def load_run_file(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read and check a run file; `overrides` are `section.field=value`, later ones win. Raises `BadRunFile`.
+
+    The environment is loaded to check its harness and tasks; whether the model is there is for those who need it.
+    """
+    file = Path(path)
+    said = _read(file)
+    problems = [*_apply(overrides, said)]
+    config = _convert(said, problems)
+    if config is None or problems:
+        raise BadRunFile(str(file), problems)
+    config = _with_absolute_paths(config, file.parent)
+    problems = [*problems_of(config), *environment_problems(config)]
+    if problems:
+        raise BadRunFile(str(file), problems)
+    return config
+
+
+def config_of(text: str) -> RunConfig:
+    """A config back from its canonical JSON. Raises `BadRunFile` where another release wrote what this one lacks."""
+    problems: list[str] = []
+    try:
+        said = msgspec.json.decode(text)
+    except msgspec.DecodeError as error:
+        raise BadRunFile("submitted run", [f"its config is no JSON: {error}"]) from error
+    config = _convert(said, problems)
+    if config is None:
+        raise BadRunFile("submitted run", problems)
+    return config
+
+
+def canonical(config: RunConfig) -> tuple[str, str]:
+    """The config as JSON with sorted keys, and the sha256 of that in hex."""
+    text = msgspec.json.encode(config, order="sorted")
+    return text.decode(), hashlib.sha256(text).hexdigest()
+
+
+def differing(one: RunConfig, other: RunConfig) -> list[str]:
+    """The dotted names of all fields in which two configs differ, with both values."""
+    left, right = dict(_leaves("", msgspec.to_builtins(one))), dict(_leaves("", msgspec.to_builtins(other)))
+    return [
+        f"{name}: {shown(left.get(name, 'absent'))} -> {shown(right.get(name, 'absent'))}"
+        for name in sorted(left.keys() | right.keys())
+        if left.get(name) != right.get(name)
+    ]
+
+
+def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _leaves(f"{path}.{name}" if path else name, inner)
+    else:
+        yield path, value
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_bytes().decode("utf-8"))
+    except FileNotFoundError as error:
+        raise BadRunFile(str(file), ["there is no such file: name an existing run file"]) from error
+    except (IsADirectoryError, PermissionError) as error:
+        raise BadRunFile(str(file), [f"it cannot be read ({error.strerror}): name a readable TOML file"]) from error
+    except UnicodeDecodeError as error:
+        raise BadRunFile(str(file), [f"byte {error.start} is not UTF-8: save the file as UTF-8"]) from error
+    except tomllib.TOMLDecodeError as error:
+        raise BadRunFile(str(file), [f"it is not TOML: {error}. Mend that line"]) from error
+
+
+def _apply(overrides: Sequence[str], said: dict[str, Any]) -> Iterator[str]:
+    for override in overrides:
+        name, equals, text = override.partition("=")
+        steps = name.strip().split(".")
+        if not equals or len(steps) < 2 or not all(steps):
+            yield f"--set {override}: write section.field=value, for example --set run.steps=5"
+            continue
+        here = said
+        for step in steps[:-1]:
+            inner = here.setdefault(step, {})
+            if not isinstance(inner, dict):
+                yield f"--set {override}: {step} is a value, not a section"
+                break
+            here = inner
+        else:
+            here[steps[-1]] = _override_value(name.strip(), text.strip())
+
+
+def _override_value(name: str, text: str) -> Any:
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text  # an unquoted word is text: nobody wants to quote twice in a shell
+    if name == "model.path" and isinstance(value, str) and not value.startswith(BUILTIN):
+        return str(Path(value).expanduser().absolute())  # typed in a shell, so relative to where that shell is
+    return value
+
+
+def _convert(said: Any, problems: list[str]) -> RunConfig | None:
+    """The config, or None with everything that does not fit its types appended to `problems`."""
+    found = list(_mismatches("", said, RunConfig))
+    problems += found
+    if found:
+        return None
+    return msgspec.convert(said, RunConfig)
+
+
+def _mismatches(path: str, said: Any, wanted: Any) -> Iterator[str]:
+    if not (isinstance(wanted, type) and issubclass(wanted, msgspec.Struct)):
+        yield from _mismatch(path, said, wanted)
+    elif not isinstance(said, dict):
+        yield f"{path} = {shown(said)} is a value, but {path} is a section: write [{path}] and its fields below it"
+    else:
+        yield from _section_mismatches(path, said, wanted)
+
+
+def _section_mismatches(path: str, said: Mapping[str, Any], wanted: type[msgspec.Struct]) -> Iterator[str]:
+    fields = {field.encode_name: field for field in msgspec.structs.fields(wanted)}
+    prefix = f"{path}." if path else ""
+    for name, value in said.items():
+        if name in fields:
+            yield from _mismatches(prefix + name, value, fields[name].type)
+        else:
+            yield f"{prefix}{name} = {shown(value)}: {_unknown(name, list(fields), path)}"
+    for name, field in fields.items():
+        if not field.required or name in said:
+            continue
+        if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
+            yield f"[{prefix}{name}] is missing: add the section with {_required(field.type)}"
+        else:
+            yield f"{prefix}{name} is missing: write {name} = {_example(field.type)} under [{path}]"
+
+
+def _required(section: type[msgspec.Struct]) -> str:
+    return ", ".join(field.encode_name for field in msgspec.structs.fields(section) if field.required)
+
+
+def _unknown(name: str, known: list[str], path: str) -> str:
+    what = "field" if path else "section"
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    if close:
+        return f"there is no such {what}; did you mean {close[0]}?"
+    return f"there is no such {what}; {'[' + path + ']' if path else 'a run file'} knows {', '.join(known)}"
+
+
+def _mismatch(path: str, said: Any, wanted: Any) -> Iterator[str]:
+    try:
+        msgspec.convert(said, wanted)
+    except msgspec.ValidationError as error:
+        yield f"{path} = {shown(said)} {_way_out(said, wanted, str(error))}"
+
+
+def _way_out(said: Any, wanted: Any, error: str) -> str:
+    if typing.get_origin(wanted) is Literal:
+        known = [str(choice) for choice in typing.get_args(wanted)]
+        close = difflib.get_close_matches(str(said), known, n=1)
+        hint = f"; did you mean {shown(close[0])}?" if close else ""
+        return f"is none of {', '.join(shown(choice) for choice in known)}{hint}"
+    return f"is not {_described(wanted, error)}: write for example {_example(wanted)}"
+
+
+def _described(wanted: Any, error: str) -> str:
+    plain = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+    if wanted in plain:
+        return plain[wanted]
+    if typing.get_origin(wanted) is tuple:
+        kinds = [kind for kind in typing.get_args(wanted) if kind is not Ellipsis]
+        fixed = "" if Ellipsis in typing.get_args(wanted) else f"{len(kinds)} "
+        return f"a list of {fixed}{'texts' if kinds[0] is str else 'numbers'}"
+    return f"what it should be ({error})"
+
+
+def _example(wanted: Any) -> str:
+    plain = {int: "1", float: "0.5", str: '"text"', bool: "true"}
+    if wanted in plain:
+        return plain[wanted]
+    origin, arguments = typing.get_origin(wanted), typing.get_args(wanted)
+    if origin is tuple:
+        return '["text"]' if arguments[0] is str else "[0.9, 0.95]"
+    if origin is dict:
+        return '{name = "text"}'
+    if origin in (typing.Union, types.UnionType):
+        return _example(arguments[0])
+    return "a value"
+
+
+def _with_absolute_paths(config: RunConfig, folder: Path) -> RunConfig:
+    model, environment = config.model, config.environment
+    if not model.path.startswith(BUILTIN):
+        model = msgspec.structs.replace(model, path=_absolute(model.path, folder))
+    if environment.name.endswith(".py") or "/" in environment.name:
+        environment = msgspec.structs.replace(environment, name=_absolute(environment.name, folder))
+    return msgspec.structs.replace(config, model=model, environment=environment)
+
+
+def _absolute(path: str, folder: Path) -> str:
+    return str((folder / Path(path).expanduser()).resolve())

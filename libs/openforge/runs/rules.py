@@ -1,0 +1,165 @@
+"""What a run file may say beyond its types: ranges, and values that must fit one another.
+
+Promises: every problem is one sentence that names the field, its value and the way out.
+"""
+
+import difflib
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from openforge.env.registry import BadEnvironment, NoSuchEnvironment, load_environment
+from openforge.protos import BadKey, token
+from openforge.runs.config import RunConfig
+
+# The least allowed value, and why or what to write instead.
+_LEAST: dict[str, tuple[float, str]] = {
+    "run.steps": (0, "0 only evaluates"),
+    "run.seed": (0, "any whole number from 0"),
+    "run.no_progress_s": (1, "the seconds without progress after which the run ends"),
+    "model.context": (16, "the window of the model in tokens, 2048 for example"),
+    "engine.threads": (1, "one thread is the least"),
+    "engine.max_requests": (1, "one request at a time is the least"),
+    "engine.keep_versions": (2, "the version before must stay while a new one loads"),
+    "sampling.top_k": (0, "0 means no such limit"),
+    "sampling.max_tokens": (1, "the tokens one turn may sample"),
+    "environment.limits.turns": (1, "one model call is the least"),
+    "environment.limits.memory_mb": (16, "a shell needs about as much"),
+    "environment.limits.pids": (4, "a shell with a pipe needs about as many"),
+    "environment.limits.disk_mb": (1, "the agent must be able to write"),
+    "pacing.groups_per_step": (1, "a batch needs a group"),
+    "pacing.group_size": (2, "one reward has nothing to be compared with, so it teaches nothing; 8 is usual"),
+    "pacing.in_flight": (1, "write at least pacing.group_size"),
+    "pacing.attempts": (1, "1 means no second try"),
+    "pacing.max_lag": (0, "0 trains synchronously, 1 overlaps one step"),
+    "pacing.refills_per_step": (0, "0 refills none"),
+    "learner.warmup_steps": (0, "0 means none"),
+    "learner.weight_decay": (0, "0 means none"),
+    "learner.row_tokens": (16, "the longest row in tokens, at least the longest episode"),
+    "learner.threads": (1, "one thread is the least"),
+    "learner.world_size": (1, "one process is the least"),
+    "learner.checkpoint_every": (1, "1 saves after every step"),
+    "learner.keep_checkpoints": (1, "the newest must stay"),
+    "evaluation.heldout_episodes": (0, "0 evaluates nothing"),
+}
+
+_ABOVE_ZERO: dict[str, str] = {
+    "sampling.temperature": "greedy answers have no log-probs to learn from; 0.7 or 1.0 are usual",
+    "sampling.top_p": "1.0 means no such limit",
+    "environment.limits.timeout_s": "the wall clock of one attempt in seconds",
+    "environment.limits.cpus": "the share of cores of one sandbox, 1.0 for example",
+    "pacing.wait_timeout_s": "the seconds one group may keep a batch waiting",
+    "algorithm.advantage_eps": "it keeps the division by the spread finite; 1e-6 is usual",
+    "algorithm.ratio_cap": "2.0 is usual",
+    "algorithm.clip_low": "0.2 is usual",
+    "algorithm.clip_high": "0.28 is usual",
+    "learner.learning_rate": "1e-5 is usual for a full fine-tune",
+    "learner.gradient_clip": "1.0 is usual",
+}
+
+_NOT_ABOVE: dict[str, tuple[float, str]] = {
+    "run.steps": (1_000_000, "split a longer run"),
+    "run.seed": (2**31 - 1, "any whole number below 2**31"),
+    "sampling.top_p": (1.0, "1.0 means no such limit"),
+    "algorithm.clip_low": (1.0, "a ratio cannot fall below 0"),
+}
+
+
+def shown(value: object) -> str:
+    """A value as a person would write it in the run file, cut where it is long."""
+    text = msgspec.json.encode(value).decode() if isinstance(value, (str, bool)) else str(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def value_of(config: RunConfig, path: str) -> Any:
+    here: Any = config
+    for name in path.split("."):
+        here = getattr(here, name)
+    return here
+
+
+def problems_of(config: RunConfig) -> list[str]:
+    """Everything that no run could keep, whatever machine it works on."""
+    return [*_out_of_range(config), *_misnamed(config), *_at_odds(config)]
+
+
+def environment_problems(config: RunConfig) -> list[str]:
+    """What the run file asks of its environment and the environment does not have."""
+    asked = config.environment
+    try:
+        module = load_environment(asked.name)
+    except (NoSuchEnvironment, BadEnvironment) as error:
+        return [f"environment.name = {shown(asked.name)} cannot be used: {error}"]
+    problems = []
+    if asked.harness not in module.HARNESSES:
+        problems.append(_not_among("environment.harness", asked.harness, list(module.HARNESSES)))
+    known = [template.id for template in module.tasks()]
+    problems += [_not_among("environment.tasks", task, known) for task in asked.tasks if task not in known]
+    return problems
+
+
+def _not_among(path: str, value: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(value, known, n=1)
+    way_out = f"did you mean {shown(close[0])}?" if close else f"write one of {', '.join(sorted(known))}"
+    return f"{path} = {shown(value)} is not in this environment: {way_out}"
+
+
+def _out_of_range(config: RunConfig) -> Iterator[str]:
+    for path, (least, why) in _LEAST.items():
+        value = value_of(config, path)
+        if not value >= least:
+            yield f"{path} = {shown(value)} is too small: write {least:g} or more ({why})"
+    for path, why in _ABOVE_ZERO.items():
+        value = value_of(config, path)
+        if not value > 0:
+            yield f"{path} = {shown(value)} must be above 0 ({why})"
+    for path, (most, why) in _NOT_ABOVE.items():
+        value = value_of(config, path)
+        if value > most:
+            yield f"{path} = {shown(value)} is too large: write {most:g} or less ({why})"
+    for beta in config.learner.betas:
+        if not 0 <= beta < 1:
+            yield f"learner.betas = {shown(list(config.learner.betas))}: each must be from 0 to below 1 (0.9, 0.95)"
+            break
+
+
+def _misnamed(config: RunConfig) -> Iterator[str]:
+    try:
+        token("run.name", config.run.name)
+    except BadKey as bad:
+        yield str(bad)
+    for path in ("model.path", "environment.name", "environment.harness"):
+        if not value_of(config, path).strip():
+            yield f'{path} = "" is empty: name one'
+    if len(set(config.environment.tasks)) < len(config.environment.tasks):
+        yield "environment.tasks names a task twice: name each once, every task is drawn evenly"
+
+
+def _at_odds(config: RunConfig) -> Iterator[str]:
+    pacing, evaluation = config.pacing, config.evaluation
+    if 1 <= pacing.in_flight < pacing.group_size:
+        yield (
+            f"pacing.in_flight = {pacing.in_flight} is less than pacing.group_size = {pacing.group_size}, so no group "
+            f"could ever open: write {pacing.group_size} or more"
+        )
+    if config.sampling.max_tokens >= config.model.context:
+        yield (
+            f"sampling.max_tokens = {config.sampling.max_tokens} leaves no room for a prompt in "
+            f"model.context = {config.model.context}: write less"
+        )
+    if config.run.steps == 0 and evaluation.heldout_episodes == 0:
+        yield (
+            "run.steps = 0 and evaluation.heldout_episodes = 0: the run would do nothing; "
+            "write steps to train, or held-out episodes to evaluate"
+        )
+    if evaluation.heldout_episodes > 0 and not (evaluation.before or evaluation.after):
+        yield (
+            f"evaluation.heldout_episodes = {evaluation.heldout_episodes}, but evaluation.before and evaluation.after "
+            "are both false: set one of them, or write heldout_episodes = 0"
+        )
+    if config.engine.kind == "vllm" and config.engine.dtype == "float32" and config.learner.autocast == "bfloat16":
+        yield (
+            'engine.dtype = "float32" with learner.autocast = "bfloat16": the two would disagree on every log-prob; '
+            "give both the same precision"
+        )

@@ -1,0 +1,167 @@
+"""Run files: accepted whole, or refused with every reason at once."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from openforge.protos import RunPaused, RunStopped, RunSubmitted, StopReason
+from openforge.runs import BadRunFile, canonical, config_of, differing, load_run_file, run_state
+
+ENVIRONMENT = """
+HARNESSES = {"words": "direct", "mini": "command"}
+
+class Template:
+    def __init__(self, id):
+        self.id = id
+
+def tasks():
+    return [Template("touch"), Template("rename")]
+
+def create_command(**_):
+    raise NotImplementedError
+"""
+
+GOOD = """
+[run]
+name = "r1"
+steps = 4
+[model]
+path = "models/tiny"
+[environment]
+name = "./env.py"
+harness = "words"
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "env.py").write_text(ENVIRONMENT)
+    (tmp_path / "run.toml").write_text(GOOD)
+    return tmp_path
+
+
+def problems(folder: Path, text: str = "", *overrides: str) -> str:
+    (folder / "run.toml").write_text(text or GOOD)
+    with pytest.raises(BadRunFile) as refused:
+        load_run_file(folder / "run.toml", overrides)
+    return "\n".join(refused.value.problems)
+
+
+def test_a_good_file_becomes_a_config_with_absolute_paths(folder: Path) -> None:
+    config = load_run_file(folder / "run.toml")
+    assert config.model.path == str(folder / "models/tiny")
+    assert config.environment.name == str(folder / "env.py")
+    assert config.run.steps == 4
+
+
+def test_a_builtin_model_is_no_path(folder: Path) -> None:
+    config = load_run_file(folder / "run.toml", ["model.path=builtin:tiny"])
+    assert config.model.path == "builtin:tiny"
+
+
+def test_overrides_win_and_need_no_quotes(folder: Path) -> None:
+    config = load_run_file(
+        folder / "run.toml", ["run.steps=9", "run.name=other", "environment.limits.turns=3", "sampling.stop=['x']"]
+    )
+    assert (config.run.steps, config.run.name, config.environment.limits.turns) == (9, "other", 3)
+    assert config.sampling.stop == ("x",)
+
+
+def test_all_problems_are_told_at_once(folder: Path) -> None:
+    text = GOOD + '[pacing]\ngroup_sise = 8\nmax_lag = "two"\nstaleness = "dorp"\n[lerner]\nthreads = 1\n'
+    told = problems(folder, text)
+    assert "pacing.group_sise = 8: there is no such field; did you mean group_size?" in told
+    assert 'pacing.max_lag = "two" is not a whole number' in told
+    assert 'pacing.staleness = "dorp" is none of "drop", "wait", "mask"; did you mean "drop"?' in told
+    assert "there is no such section; did you mean learner?" in told
+
+
+def test_missing_fields_say_where_to_write_them(folder: Path) -> None:
+    told = problems(folder, '[run]\nname = "r"\n[environment]\nname = "./env.py"\nharness = "words"\n')
+    assert "run.steps is missing: write steps = 1 under [run]" in told
+    assert "[model] is missing: add the section with path" in told
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("pacing.group_size=1", "pacing.group_size = 1 is too small: write 2 or more"),
+        ("pacing.max_lag=-1", "pacing.max_lag = -1 is too small: write 0 or more"),
+        ("sampling.temperature=0", "sampling.temperature = 0.0 must be above 0"),
+        ("pacing.in_flight=4", "pacing.in_flight = 4 is less than pacing.group_size = 8"),
+        ("sampling.top_p=1.5", "sampling.top_p = 1.5 is too large: write 1 or less"),
+        ("learner.betas=[0.9, 1.0]", "learner.betas = [0.9, 1.0]: each must be from 0 to below 1"),
+        ("run.name=a b", "run.name = 'a b' cannot be part of a subject"),
+        ("sampling.max_tokens=2048", "leaves no room for a prompt"),
+        ("run.steps=0", "the run would do nothing"),
+        ("environment.harness=word", 'environment.harness = "word" is not in this environment: did you mean "words"?'),
+        ("environment.tasks=['tuch']", 'environment.tasks = "tuch" is not in this environment: did you mean "touch"?'),
+        ("environment.name=nowhere", 'environment.name = "nowhere" cannot be used: '),
+        ("run=3", "--set run=3: write section.field=value"),
+        ("run.steps.deep=3", "--set run.steps.deep=3: steps is a value, not a section"),
+        ("run.steps=nan", "run.steps = nan is not a whole number"),
+        ("sampling.temperature=nan", "sampling.temperature = nan must be above 0"),
+    ],
+)
+def test_a_bad_value_is_refused_with_the_way_out(folder: Path, override: str, sentence: str) -> None:
+    assert sentence in problems(folder, "", override)
+
+
+def test_text_that_is_no_toml_names_the_line(folder: Path) -> None:
+    assert "line 3" in problems(folder, "[run]\nname = 'r'\nsteps = = 3\n")
+
+
+def test_a_file_that_is_not_there_or_not_text_is_said_so(folder: Path) -> None:
+    with pytest.raises(BadRunFile, match="there is no such file"):
+        load_run_file(folder / "none.toml")
+    (folder / "latin.toml").write_bytes(b"[run]\nname = '\xe9'\n")
+    with pytest.raises(BadRunFile, match="byte 14 is not UTF-8"):
+        load_run_file(folder / "latin.toml")
+    with pytest.raises(BadRunFile, match="cannot be read"):
+        load_run_file(folder)
+
+
+def test_a_section_written_as_a_value_is_said_so(folder: Path) -> None:
+    assert "pacing is a section" in problems(folder, "pacing = 3\n" + GOOD)
+
+
+def test_canonical_json_round_trips_and_its_digest_ignores_order(folder: Path) -> None:
+    config = load_run_file(folder / "run.toml")
+    text, digest = canonical(config)
+    assert config_of(text) == config
+    (folder / "run.toml").write_text(
+        "[model]\npath = 'models/tiny'\n" + GOOD.replace('[model]\npath = "models/tiny"', "")
+    )
+    assert canonical(load_run_file(folder / "run.toml"))[1] == digest
+
+
+def test_differences_are_named_with_both_values(folder: Path) -> None:
+    one = load_run_file(folder / "run.toml")
+    other = load_run_file(folder / "run.toml", ["pacing.max_lag=3", "environment.options.image='x'"])
+    assert differing(one, other) == [
+        'environment.options: {} -> "absent"',
+        'environment.options.image: "absent" -> "x"',
+        "pacing.max_lag: 1 -> 3",
+    ]
+
+
+def test_a_config_of_a_newer_release_is_refused_by_field() -> None:
+    with pytest.raises(BadRunFile, match=r"run\.colour = \"red\": there is no such field"):
+        config_of(msgspec.json.encode({"run": {"name": "r", "steps": 1, "colour": "red"}}).decode())
+
+
+def submitted(generation: int) -> RunSubmitted:
+    return RunSubmitted(run="r", generation=generation, config="{}", config_digest="d")
+
+
+def test_a_run_is_what_its_newest_generation_says() -> None:
+    stopped = RunStopped(run="r", generation=0, reason=StopReason.INTERRUPTED)
+    paused = RunPaused(run="r", generation=1)
+    assert run_state([]).phase == "absent"
+    assert run_state([submitted(0)]).phase == "submitted"
+    assert run_state([submitted(0), stopped]).phase == "stopped"
+    assert run_state([submitted(0), stopped, submitted(1)]).phase == "submitted"
+    assert run_state([submitted(0), submitted(1), stopped]).phase == "submitted"
+    assert run_state([submitted(0), submitted(1), paused]).phase == "paused"
+    assert run_state([submitted(0), submitted(1), paused, submitted(2)]).generation == 2
