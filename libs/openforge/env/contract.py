@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
-from openforge.sandbox.contract import Sandbox
+from openforge.sandbox.contract import Sandbox, SandboxLimits
 
 
 class LlmArgs(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,13 +58,26 @@ class CommandAgent(msgspec.Struct, frozen=True, kw_only=True):
     binds: dict[str, str] = {}
 
 
+class RewardRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the number that the checks print becomes the reward.
+
+    `binary`: 1 from `pass_threshold` on, else 0. `float`: the number itself. No work at all earns no more
+    than `floor`.
+    """
+
+    kind: Literal["binary", "float"] = "binary"
+    pass_threshold: float = 1.0
+    floor: float = 0.0
+
+
 class TaskInstance(msgspec.Struct, frozen=True, kw_only=True):
     """One drawn task: files are path -> content relative to their root, executables by mode.
 
     `workspace` is unpacked at `/workspace` before the agent starts; `tests` and `reference` never reach the agent's
     sandbox. The verifier unpacks the artifacts at `/workspace` of a second box, `tests` at `/tests`,
     runs `verify` there and reads one JSON object `{"reward": number, ...}` from the last line of its
-    standard output.
+    standard output. No `verify` means that only the environment itself can say what the reward is.
+    `limits` are those of the boxes that checks and reference run in.
     """
 
     task: str
@@ -79,6 +92,8 @@ class TaskInstance(msgspec.Struct, frozen=True, kw_only=True):
     artifacts: tuple[str, ...] = ("/workspace",)
     tags: tuple[str, ...] = ()
     digest: str = ""
+    reward: RewardRule = RewardRule()
+    limits: SandboxLimits = SandboxLimits()
 
 
 class TaskFile(msgspec.Struct, frozen=True, kw_only=True):
