@@ -25,7 +25,7 @@ from openforge.protos.reasons import (
     TurnStatus,
 )
 from openforge.protos.run import RunPaused, RunStopped, RunSubmitted
-from openforge.protos.trajectory import Dropped, Sequence, TrajectoryVerified
+from openforge.protos.trajectory import Dropped, Sequence, TrajectoryVerified, env_token
 from openforge.protos.turn import EngineIdentity, HarnessIdentity, Sampling, Timing, TurnRecorded
 
 AnyFact = (
@@ -95,6 +95,7 @@ __all__ = [
     "VersionSpan",
     "count",
     "covered",
+    "env_token",
     "key_entry",
     "pack_ids",
     "pack_logprobs",

@@ -1,5 +1,7 @@
 """Trajectories: verified attempts, self-contained, ready to be trained by anyone."""
 
+import re
+from pathlib import PurePosixPath
 from typing import ClassVar, Literal
 
 import msgspec
@@ -8,6 +10,13 @@ from openforge.protos.episode import Isolation
 from openforge.protos.fact import Fact, Span, VersionSpan
 from openforge.protos.group import Purpose, TaskRef
 from openforge.protos.reasons import BranchCause, EndReason
+
+
+def env_token(env: str) -> str:
+    """An environment as part of a subject: its name, or for the path of an `env.py` that of its folder."""
+    path = PurePosixPath(env)
+    name = path.parent.name if path.name == "env.py" else path.stem
+    return re.sub(r"[^A-Za-z0-9_-]", "_", name)[:128] or "_"
 
 
 class Sequence(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,7 +78,7 @@ class TrajectoryVerified(Fact, frozen=True, kw_only=True, tag=True):
     verifier: str = ""
 
     def key(self) -> tuple[str | int, ...]:
-        return (self.task.env, self.harness, self.episode)
+        return (env_token(self.task.env), self.harness, self.episode)
 
     def oldest_version(self) -> int | None:
         """The oldest weight version over the loss tokens; None where nothing was sampled."""
