@@ -1,0 +1,57 @@
+"""From the name of a model in a run file to a folder."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from openforge.models.byte_llama import tiny
+from openforge.models.smollm2 import smollm2_135m
+
+BUILTIN: dict[str, Callable[[Path], Path]] = {"smollm2-135m": smollm2_135m, "tiny": tiny}
+_PREFIX = "builtin:"
+
+
+class UnknownModel(ValueError):
+    """There is no such model; the message says what there is and what to do."""
+
+
+def models_home() -> Path:
+    """`OPENFORGE_MODELS`, or `openforge/models` in the user's cache folder."""
+    if stated := os.environ.get("OPENFORGE_MODELS"):
+        return Path(stated).expanduser().absolute()
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(cache).expanduser().absolute() / "openforge" / "models"
+
+
+def builtin_folder(name: str) -> Path:
+    """Where the built-in model `name` lies or would lie."""
+    if name not in BUILTIN:
+        raise UnknownModel(f"model {name!r} is not built in: choose one of {_names()}, or give a folder's path.")
+    return models_home() / name
+
+
+def get(name: str) -> Path:
+    """Make the built-in model `name` unless it is there; its folder."""
+    folder = builtin_folder(name)
+    return BUILTIN[name](folder)
+
+
+def resolve(model: str) -> Path:
+    """The folder of `builtin:NAME` or of a path; raises `UnknownModel`. Makes nothing."""
+    if model.startswith(_PREFIX):
+        name = model.removeprefix(_PREFIX)
+        folder = builtin_folder(name)
+        if not folder.joinpath("config.json").exists():
+            raise UnknownModel(f"model {model!r} is not on this machine: run `openforge model get {name}` first.")
+        return folder
+    folder = Path(model).expanduser().absolute()
+    if not folder.joinpath("config.json").exists():
+        raise UnknownModel(
+            f"model {model!r} is no checkpoint folder (there is no config.json in {folder}): give the path of a "
+            f"Hugging Face folder, or one of {', '.join(_PREFIX + name for name in BUILTIN)}."
+        )
+    return folder
+
+
+def _names() -> str:
+    return ", ".join(BUILTIN)

@@ -1,0 +1,37 @@
+"""Weights on disk: one folder per version and incarnation, with a hashed manifest.
+
+Promises: a folder with its final name is complete and on disk; `check` finds any other bytes, names,
+shapes or dtypes than the manifest states; versions in use are never removed.
+"""
+
+from openforge.weights.check import check
+from openforge.weights.manifest import (
+    MANIFEST,
+    WEIGHTS,
+    BadWeights,
+    FileEntry,
+    Manifest,
+    Probe,
+    TensorEntry,
+    Written,
+    folder_name,
+    read_manifest,
+)
+from openforge.weights.retention import keep_newest
+from openforge.weights.write import write_weights
+
+__all__ = [
+    "MANIFEST",
+    "WEIGHTS",
+    "BadWeights",
+    "FileEntry",
+    "Manifest",
+    "Probe",
+    "TensorEntry",
+    "Written",
+    "check",
+    "folder_name",
+    "keep_newest",
+    "read_manifest",
+    "write_weights",
+]

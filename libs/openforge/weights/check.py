@@ -1,0 +1,45 @@
+"""Is a weights folder what it claims to be?"""
+
+import hashlib
+from pathlib import Path
+
+from openforge.weights.manifest import WEIGHTS, BadWeights, Manifest, decode_manifest, digest_of, manifest_bytes
+from openforge.weights.safetensors_header import tensors_of
+
+
+def check(path: str | Path, digest: str) -> None:
+    """Raise `BadWeights`, saying what is wrong, unless the folder is exactly what `digest` stands for."""
+    folder = Path(path)
+    data = manifest_bytes(folder)
+    if digest_of(data) != digest:
+        raise BadWeights(f"weights {folder}: the manifest has digest {digest_of(data)[:12]}, expected {digest[:12]}.")
+    manifest = decode_manifest(data, folder)
+    _check_tensors(folder, manifest)
+    for name, entry in manifest.files.items():
+        _check_file(folder / name, size=entry.bytes, sha256=entry.sha256)
+
+
+def _check_tensors(folder: Path, manifest: Manifest) -> None:
+    found = tensors_of(folder / WEIGHTS)
+    if found == manifest.tensors:
+        return
+    missing = sorted(manifest.tensors.keys() - found.keys())
+    extra = sorted(found.keys() - manifest.tensors.keys())
+    other = sorted(name for name in found.keys() & manifest.tensors.keys() if found[name] != manifest.tensors[name])
+    raise BadWeights(
+        f"weights {folder}: tensors differ from the manifest: missing {missing[:3]}, "
+        f"not stated {extra[:3]}, of other shape or dtype {other[:3]}."
+    )
+
+
+def _check_file(path: Path, *, size: int, sha256: str) -> None:
+    try:
+        found = path.stat().st_size
+        if found != size:
+            raise BadWeights(f"weights {path}: {found} bytes, the manifest says {size}.")
+        with path.open("rb") as file:
+            sum_ = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise BadWeights(f"weights {path}: cannot be read ({error.strerror}).") from error
+    if sum_ != sha256:
+        raise BadWeights(f"weights {path}: sha256 {sum_[:12]}, the manifest says {sha256[:12]}.")

@@ -1,0 +1,86 @@
+"""What a weights folder says of itself. Its sha256 is the folder's digest."""
+
+import hashlib
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+MANIFEST = "manifest.json"
+WEIGHTS = "model.safetensors"
+SCHEMA = 1
+
+Dtype = Literal["float32", "bfloat16"]
+
+
+class BadWeights(Exception):
+    """The folder is not what its manifest or the fact about it says."""
+
+
+class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
+    sha256: str
+    bytes: int
+
+
+class TensorEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """`dtype` as safetensors spells it, such as F32 or BF16."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class Probe(msgspec.Struct, frozen=True, kw_only=True):
+    """What whoever wrote the weights computed with them: the log-probs of `token_ids` after
+    `prompt_ids`, float32, temperature 1, nothing cut off. Whoever loads them computes them again."""
+
+    prompt_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """`parent` is the digest of the version that these weights were trained from, if any."""
+
+    schema: int = SCHEMA
+    version: int
+    incarnation: int
+    parent: str = ""
+    dtype: Dtype
+    files: dict[str, FileEntry]
+    tensors: dict[str, TensorEntry]
+    probe: Probe | None = None
+
+
+class Written(msgspec.Struct, frozen=True, kw_only=True):
+    """A complete folder. `bytes` is the size of all its files."""
+
+    path: Path
+    digest: str
+    bytes: int
+
+
+def folder_name(version: int, incarnation: int) -> str:
+    return f"v{version:06d}-{incarnation}"
+
+
+def digest_of(manifest_bytes: bytes) -> str:
+    return hashlib.sha256(manifest_bytes).hexdigest()
+
+
+def read_manifest(path: str | Path) -> Manifest:
+    """The manifest of the folder `path`; raises `BadWeights` if there is none that can be read."""
+    return decode_manifest(manifest_bytes(path), Path(path))
+
+
+def manifest_bytes(path: str | Path) -> bytes:
+    try:
+        return Path(path, MANIFEST).read_bytes()
+    except OSError as error:
+        raise BadWeights(f"weights {path}: no readable {MANIFEST} ({error.strerror}).") from error
+
+
+def decode_manifest(data: bytes, path: Path) -> Manifest:
+    try:
+        return msgspec.json.decode(data, type=Manifest)
+    except msgspec.DecodeError as error:
+        raise BadWeights(f"weights {path}: {MANIFEST} cannot be decoded: {error}.") from error
