@@ -1,0 +1,286 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from openforge.protos import (
+    BranchCause,
+    Dropped,
+    EngineIdentity,
+    FinishReason,
+    Sampling,
+    Span,
+    Timing,
+    TurnRecorded,
+    TurnStatus,
+    VersionSpan,
+    covered,
+    pack_ids,
+    pack_logprobs,
+    unpack_ids,
+    unpack_logprobs,
+)
+from openforge.tokens import Merged, merge, rebuild
+
+DELIVERED, ABANDONED, ABORTED = TurnStatus.DELIVERED, TurnStatus.ABANDONED, TurnStatus.ABORTED
+
+
+def _logprob(turn: int, position: int) -> float:
+    """A number that names the token it belongs to, exact in float32."""
+    return -(turn * 64 + position) / 1024
+
+
+def _turn(
+    number: int,
+    suffix: list[int],
+    sampled: list[int],
+    *,
+    parent: int | None = None,
+    prefix: int = 0,
+    cause: BranchCause = BranchCause.CONTINUED,
+    status: TurnStatus = DELIVERED,
+    forced: tuple[Span, ...] = (),
+    version: int = 0,
+) -> TurnRecorded:
+    half = len(sampled) // 2
+    spans = [VersionSpan(0, half, version), VersionSpan(half, len(sampled) - half, version + 1)]
+    return TurnRecorded(
+        run="r",
+        episode="g0-0",
+        attempt=0,
+        turn=number,
+        parent=parent,
+        cause=cause if parent is not None else BranchCause.START,
+        prefix=prefix,
+        suffix=pack_ids(suffix),
+        sampled=pack_ids(sampled),
+        logprobs=pack_logprobs(_logprob(number, position) for position in range(len(sampled))),
+        versions=tuple(span for span in spans if span.length),
+        forced=forced,
+        finish=FinishReason.STOP,
+        status=status,
+        sampling=Sampling(temperature=0.7),
+        engine=EngineIdentity(engine="e"),
+        timing=Timing(received_at=0.0),
+    )
+
+
+def _merged(*turns: TurnRecorded) -> Merged:
+    return merge(rebuild(turns))
+
+
+def _trained(merged: Merged) -> list[list[int]]:
+    """The ids under the loss mask of each sequence."""
+    trained = []
+    for sequence in merged.sequences:
+        ids = unpack_ids(sequence.ids)
+        trained.append([token for span in sequence.loss for token in ids[span.start : span.start + span.length]])
+    return trained
+
+
+def test_a_straight_conversation_is_one_sequence_without_extra_prefill() -> None:
+    merged = _merged(
+        _turn(0, [1, 2], [3, 4]),
+        _turn(1, [5], [6, 7], parent=0, prefix=4),
+        _turn(2, [8], [9], parent=1, prefix=7),
+    )
+    assert [unpack_ids(sequence.ids) for sequence in merged.sequences] == [[1, 2, 3, 4, 5, 6, 7, 8, 9]]
+    assert _trained(merged) == [[3, 4, 6, 7, 9]]
+    assert merged.sequences[0].turns == (0, 1, 2)
+    assert (merged.delivered_fraction, merged.extra_prefill_ratio, merged.prompt_tokens) == (1.0, 1.0, 4)
+    assert merged.breaks == {}
+
+
+def test_log_probs_and_versions_stand_beside_the_tokens_they_belong_to() -> None:
+    (sequence,) = _merged(_turn(0, [1], [2, 3], version=4), _turn(1, [], [5], parent=0, prefix=3, version=6)).sequences
+    assert unpack_logprobs(sequence.logprobs) == [_logprob(0, 0), _logprob(0, 1), _logprob(1, 0)]
+    assert sequence.versions == (VersionSpan(1, 1, 4), VersionSpan(2, 1, 5), VersionSpan(3, 1, 7))
+
+
+def test_a_branch_is_a_second_sequence_in_which_the_shared_prefix_is_context() -> None:
+    merged = _merged(
+        _turn(0, [1, 2], [3, 4]),
+        _turn(1, [5], [6], parent=0, prefix=4),
+        _turn(2, [7], [8], parent=0, prefix=4, cause=BranchCause.SUB_AGENT),
+    )
+    assert _trained(merged) == [[3, 4, 6], [8]]
+    assert merged.delivered_fraction == 1.0
+    assert merged.prompt_tokens == 3 + 5
+    assert merged.extra_prefill_ratio == 8 / 4
+    assert merged.breaks == {BranchCause.SUB_AGENT: 1}
+
+
+def test_a_rewritten_answer_is_trained_where_it_was_sampled() -> None:
+    merged = _merged(
+        _turn(0, [1, 2], [3, 4, 9]),
+        _turn(1, [5], [6], parent=0, prefix=4, cause=BranchCause.REWRITTEN),
+    )
+    assert sorted(_trained(merged)) == [[3, 4, 9], [6]]
+    assert merged.delivered_fraction == 1.0
+
+
+def test_an_answer_that_was_asked_for_again_is_counted_as_superseded() -> None:
+    merged = _merged(
+        _turn(0, [1], [2]),
+        _turn(1, [], [3], parent=0, prefix=1, cause=BranchCause.RESAMPLED),
+        _turn(2, [4], [5], parent=1, prefix=2),
+    )
+    assert _trained(merged) == [[3, 5]]
+    assert merged.dropped == (Dropped(reason="superseded", tokens=1),)
+    assert merged.delivered_fraction == 2 / 3
+
+
+def test_the_answer_that_the_harness_went_on_from_counts_even_if_it_asked_again() -> None:
+    merged = _merged(
+        _turn(0, [1], [2]),
+        _turn(1, [], [3], parent=0, prefix=1, cause=BranchCause.RESAMPLED),
+        _turn(2, [4], [5], parent=0, prefix=2),
+    )
+    assert _trained(merged) == [[2, 5]]
+    assert merged.dropped == (Dropped(reason="superseded", tokens=1),)
+
+
+def test_of_answers_that_nothing_went_on_from_the_last_one_read_counts() -> None:
+    merged = _merged(
+        _turn(0, [1], [2]),
+        _turn(1, [], [3], parent=0, prefix=1, cause=BranchCause.RESAMPLED),
+        _turn(2, [], [4], parent=0, prefix=1, cause=BranchCause.RESAMPLED, status=ABORTED),
+    )
+    assert _trained(merged) == [[3]]
+    assert merged.dropped == (Dropped(reason="aborted", tokens=1), Dropped(reason="superseded", tokens=1))
+
+
+def test_a_resampled_turn_continues_the_conversation_before_the_answer_it_replaces() -> None:
+    merged = _merged(
+        _turn(0, [1], [2]),
+        _turn(1, [3], [4], parent=0, prefix=2),
+        _turn(2, [], [5], parent=1, prefix=3, cause=BranchCause.RESAMPLED),
+    )
+    assert _trained(merged) == [[2, 5]]
+
+
+def test_an_answer_nobody_waited_for_is_dropped_unless_the_history_shows_that_it_was_read() -> None:
+    turns = [_turn(0, [1], [2], status=ABANDONED)]
+    assert _merged(*turns).dropped == (Dropped(reason="abandoned", tokens=1),)
+    assert _merged(*turns).sequences == ()
+    turns.append(_turn(1, [3], [4], parent=0, prefix=2))
+    assert _trained(_merged(*turns)) == [[2, 4]]
+
+
+def test_a_delivered_answer_is_trained_although_the_turn_after_it_was_cut_off() -> None:
+    merged = _merged(_turn(0, [1], [2]), _turn(1, [3], [4, 5], parent=0, prefix=2, status=ABORTED))
+    assert _trained(merged) == [[2]]
+    assert unpack_ids(merged.sequences[0].ids) == [1, 2]
+    assert merged.dropped == (Dropped(reason="aborted", tokens=2),)
+
+
+def test_forced_tokens_are_in_the_sequence_but_not_in_the_loss() -> None:
+    merged = _merged(_turn(0, [1], [2, 3, 4, 5], forced=(Span(1, 2),), version=3))
+    assert _trained(merged) == [[2, 5]]
+    assert unpack_logprobs(merged.sequences[0].logprobs) == [_logprob(0, 0), _logprob(0, 3)]
+    assert merged.sequences[0].versions == (VersionSpan(1, 1, 3), VersionSpan(4, 1, 4))
+    assert merged.delivered_fraction == 1.0
+
+
+def test_an_answer_without_one_free_token_is_counted_as_forced() -> None:
+    merged = _merged(_turn(0, [1], [2, 3], forced=(Span(0, 2),)))
+    assert merged.sequences == ()
+    assert merged.dropped == (Dropped(reason="forced", tokens=2),)
+
+
+def test_an_attempt_without_a_turn_has_no_sequence_and_loses_nothing() -> None:
+    merged = _merged()
+    assert (merged.sequences, merged.sampled_tokens, merged.delivered_fraction) == ((), 0, 1.0)
+
+
+@st.composite
+def _attempts(draw: st.DrawFn) -> list[TurnRecorded]:
+    """Trees of turns over so few token ids that branches meet again by chance."""
+    token = st.integers(0, 2)
+    turns: list[TurnRecorded] = []
+    prompts: list[list[int]] = []
+    for number in range(draw(st.integers(0, 9))):
+        parent = draw(st.sampled_from([None, *range(number)])) if number else None
+        suffix = draw(st.lists(token, max_size=3))
+        prefix, cause = 0, BranchCause.START
+        if parent is not None:
+            head = prompts[parent] + unpack_ids(turns[parent].sampled)
+            cause = draw(st.sampled_from([BranchCause.CONTINUED, BranchCause.REWRITTEN, BranchCause.RESAMPLED]))
+            prefix = draw(st.integers(0, len(head)))
+            if cause is BranchCause.CONTINUED:
+                prefix = len(head)
+            if cause is BranchCause.RESAMPLED:
+                prefix, suffix = len(prompts[parent]), []
+            prompts.append(head[:prefix] + suffix)
+        else:
+            prompts.append(suffix)
+        sampled = draw(st.lists(token, max_size=5))
+        start = draw(st.integers(0, 5))
+        forced = (Span(start, 1),) if start < len(sampled) and draw(st.booleans()) else ()
+        status = draw(st.sampled_from([DELIVERED, DELIVERED, ABANDONED, ABORTED]))
+        turns.append(
+            _turn(number, suffix, sampled, parent=parent, prefix=prefix, cause=cause, status=status, forced=forced)
+        )
+    return turns
+
+
+@given(_attempts())
+def test_every_sampled_token_is_in_exactly_one_sequence_or_counted(turns: list[TurnRecorded]) -> None:
+    merged = _merged(*turns)
+    trained = [number for sequence in merged.sequences for number in sequence.turns]
+    assert len(trained) == len(set(trained))
+    sampled = {turn.turn: len(unpack_ids(turn.sampled)) for turn in turns}
+    in_sequences = sum(sampled[number] for number in trained)
+    assert (
+        in_sequences + sum(entry.tokens for entry in merged.dropped) == merged.sampled_tokens == sum(sampled.values())
+    )
+    assert merged.delivered_fraction == (in_sequences / merged.sampled_tokens if merged.sampled_tokens else 1.0)
+
+
+@given(_attempts())
+def test_sequences_reproduce_the_ids_the_log_probs_and_the_versions(turns: list[TurnRecorded]) -> None:
+    conversation = rebuild(turns)
+    for sequence in merge(conversation).sequences:
+        ids = unpack_ids(sequence.ids)
+        expected = []
+        for number in sequence.turns:
+            turn = conversation.turns[number]
+            whole = unpack_ids(turn.ids)
+            assert ids[: len(whole)] == whole
+            forced = {span.start for span in turn.fact.forced}
+            expected += [
+                (turn.prompt_length + position, _logprob(number, position), _version(turn.fact, position))
+                for position in range(turn.sampled_length)
+                if position not in forced
+            ]
+        positions = [span.start + offset for span in sequence.loss for offset in range(span.length)]
+        versions = [span.version for span in sequence.versions for _ in range(span.length)]
+        assert list(zip(positions, unpack_logprobs(sequence.logprobs), versions, strict=True)) == expected
+        assert [s.start + o for s in sequence.versions for o in range(s.length)] == positions
+        assert covered(sequence.loss) > 0
+
+
+def _version(turn: TurnRecorded, position: int) -> int:
+    return next(span.version for span in turn.versions if span.start <= position < span.start + span.length)
+
+
+@given(_attempts())
+def test_what_was_delivered_and_not_asked_again_is_trained(turns: list[TurnRecorded]) -> None:
+    conversation = rebuild(turns)
+    trained = {number for sequence in merge(conversation).sequences for number in sequence.turns}
+    asked_again = {t.prompt for t in conversation if t.fact.cause is BranchCause.RESAMPLED}
+    for turn in conversation:
+        free = turn.sampled_length - covered(turn.fact.forced)
+        if turn.fact.status is DELIVERED and free and turn.prompt not in asked_again:
+            assert turn.fact.turn in trained
+
+
+@given(_attempts())
+def test_no_sequence_goes_on_where_another_ends(turns: list[TurnRecorded]) -> None:
+    conversation = rebuild(turns)
+    merged = merge(conversation)
+    for first in merged.sequences:
+        for second in merged.sequences:
+            last = conversation.turns[max(first.turns)]
+            first_of_second = conversation.turns[min(second.turns)]
+            if first is not second and first_of_second.fact.parent == last.fact.turn:
+                assert first_of_second.fact.prefix < last.length
+    assert merged.extra_prefill_ratio >= 1.0
