@@ -1,0 +1,1 @@
+"""Where the policy is computed: behind one contract, several engines."""

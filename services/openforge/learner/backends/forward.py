@@ -1,0 +1,91 @@
+"""Log-probs of the loss tokens of a row.
+
+Promises: attention follows the row's forest and nothing else; the language-model head runs only where a
+loss token is predicted; logits are divided by the temperature they were sampled at, and the
+normalisation is in float32 whatever the rest is computed in.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from openforge.learner.packing import Row
+
+
+class RowTensors(NamedTuple):
+    """A row on a device. T tokens, P of them predict, N loss tokens; `at_N` is an index into P."""
+
+    ids_1T: Tensor
+    positions_1T: Tensor
+    mask_11TT: Tensor
+    predictors_P: Tensor
+    at_N: Tensor
+    targets_N: Tensor
+    mu_logprobs_N: Tensor
+    advantage_N: Tensor
+    weight_N: Tensor
+    temperature_N: Tensor
+
+    @classmethod
+    def of(cls, row: Row, device: str | torch.device) -> RowTensors:
+        def whole(values: list[int]) -> Tensor:
+            return torch.tensor(values, dtype=torch.long, device=device)
+
+        def real(values: list[float]) -> Tensor:
+            return torch.tensor(values, dtype=torch.float32, device=device)
+
+        predictors_P, at_N = whole(row.predictor_N).unique(sorted=True, return_inverse=True)
+        return cls(
+            ids_1T=whole(row.ids_T)[None],
+            positions_1T=whole(row.position_T)[None],
+            mask_11TT=_mask(whole(row.end_T))[None, None],
+            predictors_P=predictors_P,
+            at_N=at_N,
+            targets_N=whole(row.target_N),
+            mu_logprobs_N=real(row.mu_logprobs_N),
+            advantage_N=real(row.advantage_N),
+            weight_N=real(row.weight_N),
+            temperature_N=real(row.temperature_N),
+        )
+
+
+def _mask(ends_T: Tensor) -> Tensor:
+    """Token i sees token j where j is i or an ancestor of i: j <= i < end of j."""
+    index_T = torch.arange(len(ends_T), device=ends_T.device)
+    return (index_T[None, :] <= index_T[:, None]) & (index_T[:, None] < ends_T[None, :])
+
+
+class Predicted(NamedTuple):
+    """`entropy_N` is the entropy of the distribution that each loss token was drawn from, in nats."""
+
+    logprobs_N: Tensor
+    entropy_N: Tensor
+
+
+class PolicyForward(nn.Module):  # type: ignore[misc]
+    """A causal language model of transformers, asked for the log-probs of a row."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, row: RowTensors) -> Predicted:
+        logits_PV = self.model(
+            input_ids=row.ids_1T,
+            position_ids=row.positions_1T,
+            attention_mask=row.mask_11TT,
+            logits_to_keep=row.predictors_P,
+            use_cache=False,
+        ).logits[0]
+        return _predicted(logits_PV, row)
+
+
+def _predicted(logits_PV: Tensor, row: RowTensors) -> Predicted:
+    logits_NV = logits_PV.float()[row.at_N] / row.temperature_N[:, None]
+    logprobs_NV = logits_NV.log_softmax(-1)
+    with torch.no_grad():
+        entropy_N = -(logprobs_NV.exp() * logprobs_NV).sum(-1)
+    return Predicted(logprobs_NV.gather(1, row.targets_N[:, None])[:, 0], entropy_N)

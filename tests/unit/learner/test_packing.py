@@ -1,0 +1,152 @@
+"""Rows share prefixes and change nothing: log-probs and gradients are those of the sequences alone."""
+
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from openforge.learner.backends.forward import PolicyForward, RowTensors
+from openforge.learner.packing import RowTooShort, TrainSequence, pack
+
+VOCABULARY = 61
+
+
+def sequence(ids: list[int], at: list[int], *, advantage: float = 1.0, temperature: float = 1.0) -> TrainSequence:
+    return TrainSequence(
+        ids_T=ids,
+        at_K=at,
+        mu_logprobs_K=[-1.0 - position for position in at],
+        advantage=advantage,
+        weight=0.5,
+        temperature=temperature,
+    )
+
+
+def group(
+    rng: random.Random, prompt: int, members: int, answer: int, head: list[int] | None = None
+) -> list[TrainSequence]:
+    shared = [*(head or []), *(rng.randrange(VOCABULARY) for _ in range(prompt))]
+    return [
+        sequence(
+            [*shared, *(rng.randrange(VOCABULARY) for _ in range(length))],
+            list(range(len(shared), len(shared) + length)),
+            advantage=rng.gauss(0, 1),
+        )
+        for length in (rng.randint(1, answer) for _ in range(members))
+    ]
+
+
+def several_turns(rng: random.Random) -> TrainSequence:
+    ids = [rng.randrange(VOCABULARY) for _ in range(40)]
+    return sequence(ids, [*range(7, 12), *range(20, 23), *range(31, 38)], advantage=rng.gauss(0, 1), temperature=0.7)
+
+
+def tiny() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=48,
+        intermediate_size=96,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        attn_implementation="sdpa",
+    )
+    return LlamaForCausalLM(config).float()
+
+
+def logprobs_alone(model: LlamaForCausalLM, one: TrainSequence) -> torch.Tensor:
+    logits_TV = model(torch.tensor([one.ids_T])).logits[0] / one.temperature
+    return torch.stack([logits_TV[at - 1].log_softmax(-1)[one.ids_T[at]] for at in one.at_K])
+
+
+def logprobs_packed(
+    model: LlamaForCausalLM, sequences: list[TrainSequence], row_tokens: int
+) -> dict[tuple[int, int], torch.Tensor]:
+    found = {}
+    for row in pack(sequences, row_tokens):
+        logprobs_N = PolicyForward(model)(RowTensors.of(row, "cpu")).logprobs_N
+        found |= {slot: logprobs_N[n] for n, slot in enumerate(row.slot_N)}
+    return found
+
+
+def mixed(seed: int) -> list[TrainSequence]:
+    rng = random.Random(seed)
+    head = [rng.randrange(VOCABULARY) for _ in range(9)]
+    groups = [one for _ in range(4) for one in group(rng, 12, 5, 9, head)]
+    turns = several_turns(rng)
+    branch = sequence([*turns.ids_T[:23], 5, 6, 7, 8], [*range(20, 23), 25, 26], advantage=-0.3, temperature=0.7)
+    twin = sequence(list(groups[0].ids_T), list(groups[0].at_K), advantage=-1.0)
+    return [*groups, turns, branch, twin, sequence([3, 4], [1]), sequence([1, 2, 3], [])]
+
+
+@pytest.mark.parametrize("row_tokens", [40, 64, 2048])
+def test_packed_logprobs_equal_those_of_each_sequence_alone(row_tokens: int) -> None:
+    model, sequences = tiny(), mixed(1)
+    packed = logprobs_packed(model, sequences, row_tokens)
+    for index, one in enumerate(sequences):
+        if not one.at_K:
+            continue
+        alone = logprobs_alone(model, one)
+        together = torch.stack([packed[index, offset] for offset in range(len(one.at_K))])
+        assert (alone - together).abs().max().item() < 1e-5
+
+
+@pytest.mark.parametrize("row_tokens", [40, 2048])
+def test_packed_gradients_equal_those_of_each_sequence_alone(row_tokens: int) -> None:
+    alone, packed, sequences = tiny(), tiny(), mixed(2)
+    sum(-(one.advantage * one.weight) * logprobs_alone(alone, one).sum() for one in sequences if one.at_K).backward()
+    for row in pack(sequences, row_tokens):
+        tensors = RowTensors.of(row, "cpu")
+        logprobs_N = PolicyForward(packed)(tensors).logprobs_N
+        (-(tensors.advantage_N * tensors.weight_N) * logprobs_N).sum().backward()
+    for left, right in zip(alone.parameters(), packed.parameters(), strict=True):
+        assert (left.grad - right.grad).abs().max().item() < 1e-5 * max(1.0, left.grad.abs().max().item())
+
+
+def test_a_token_sees_no_neighbour_in_its_row() -> None:
+    model, rng = tiny(), random.Random(3)
+    first, second = group(rng, 10, 2, 8)
+    other = sequence([*second.ids_T[:-2], 1, 2], second.at_K)
+    before = logprobs_packed(model, [first, second], 2048)
+    after = logprobs_packed(model, [first, other], 2048)
+    assert all(torch.equal(before[0, offset], after[0, offset]) for offset in range(len(first.at_K)))
+
+
+def test_the_token_at_a_position_is_predicted_one_before_it() -> None:
+    (row,) = pack([sequence([10, 11, 12], [1, 2])], 8)
+    assert (row.ids_T, row.predictor_N, row.target_N) == ([10, 11], [0, 1], [11, 12])
+    assert row.mu_logprobs_N == [-2.0, -3.0]
+
+
+def test_a_group_costs_its_prompt_once() -> None:
+    sequences = group(random.Random(4), 240, 8, 20)
+    (row,) = pack(sequences, 2048)
+    assert len(row.ids_T) <= 240 + sum(len(one.at_K) for one in sequences)
+
+
+def test_a_sequence_longer_than_a_row_is_refused() -> None:
+    with pytest.raises(RowTooShort, match="row_tokens = 4"):
+        pack([sequence([1, 2, 3, 4, 5, 6], [5])], 4)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10_000), st.integers(41, 200), st.integers(0, 200))
+def test_every_loss_token_is_in_exactly_one_row_and_rows_keep_their_bound(
+    seed: int, row_tokens: int, fill: int
+) -> None:
+    sequences = mixed(seed)
+    rows = pack(sequences, row_tokens, fill)
+    slots = sorted(slot for row in rows for slot in row.slot_N)
+    assert slots == [(index, offset) for index, one in enumerate(sequences) for offset in range(len(one.at_K))]
+    for row in rows:
+        assert len(row.ids_T) <= row_tokens
+        for n, (index, offset) in enumerate(row.slot_N):
+            at = sequences[index].at_K[offset]
+            ancestors = [i for i in range(row.predictor_N[n] + 1) if row.predictor_N[n] < row.end_T[i]]
+            assert [row.ids_T[i] for i in ancestors] == sequences[index].ids_T[:at]
+            assert [row.position_T[i] for i in ancestors] == list(range(at))
+            assert row.target_N[n] == sequences[index].ids_T[at]
