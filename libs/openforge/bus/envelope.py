@@ -1,0 +1,88 @@
+"""How a fact becomes the payload and headers of a message, and back.
+
+Promises: `open_(seal(bytes)) == bytes`; compression is paid for only where a sample says that it saves.
+"""
+
+from collections.abc import Mapping
+
+import msgspec
+import zstandard
+
+from openforge.bus.errors import Undecodable, UnknownFact
+from openforge.protos import AnyFact, Fact
+
+ENCODING = "Of-Encoding"
+BLOB = "Of-Blob"
+BLOB_SIZE = "Of-Blob-Size"
+MSG_ID = "Nats-Msg-Id"
+FENCE = "Nats-Expected-Last-Subject-Sequence"
+
+COMPRESS_ABOVE = 1024
+_SAMPLE_ABOVE = 16 * 1024
+_SAMPLES = 8
+_SAMPLE_SIZE = 1024
+_WORTH_IT = 0.85  # compressed / raw: packed log-probs alone shrink by 7 %, text and ids by much more
+_LEVEL = 1
+
+_decoder = msgspec.msgpack.Decoder(AnyFact)
+_decompressor = zstandard.ZstdDecompressor()
+_compressor = zstandard.ZstdCompressor(level=_LEVEL)
+
+
+class _Tag(msgspec.Struct):
+    fact: str
+
+
+def seal(data: bytes) -> tuple[bytes, str]:
+    """The payload and its encoding: `zstd`, or empty where compression is not worth it."""
+    if len(data) <= COMPRESS_ABOVE:
+        return data, ""
+    if len(data) > _SAMPLE_ABOVE and not _sample_shrinks(data):
+        return data, ""
+    packed = _compressor.compress(data)
+    return (packed, "zstd") if len(packed) < _WORTH_IT * len(data) else (data, "")
+
+
+def open_(payload: bytes, encoding: str | None) -> bytes:
+    if not encoding:
+        return payload
+    if encoding != "zstd":
+        raise Undecodable(f"{ENCODING} = {encoding!r} is unknown; this version knows zstd")
+    try:
+        return _decompressor.decompress(payload)
+    except zstandard.ZstdError as error:
+        raise Undecodable(f"the payload is not zstd: {error}") from error
+
+
+def decode(subject: str, data: bytes) -> Fact:
+    """The fact that `data` is; raises `Undecodable` also where it does not belong on `subject`."""
+    try:
+        fact = _decoder.decode(data)
+    except msgspec.MsgspecError as error:
+        if (name := _tag(data)) is not None and name not in Fact.registry:
+            raise UnknownFact(f"a fact named {name!r}, which this version does not know") from error
+        raise Undecodable(f"not a fact: {error}") from error
+    if fact.subject() != subject:
+        raise Undecodable(f"the fact belongs on {fact.subject()}, not on {subject}")
+    return fact
+
+
+def _tag(data: bytes) -> str | None:
+    try:
+        return msgspec.msgpack.decode(data, type=_Tag).fact
+    except msgspec.MsgspecError:
+        return None
+
+
+def _sample_shrinks(data: bytes) -> bool:
+    step = len(data) // _SAMPLES
+    view = memoryview(data)
+    sample = b"".join(view[i * step : i * step + _SAMPLE_SIZE] for i in range(_SAMPLES))
+    return len(_compressor.compress(sample)) < _WORTH_IT * len(sample)
+
+
+def blob_claim(headers: Mapping[str, str] | None) -> tuple[str, int] | None:
+    """Digest and size of the bytes that a message only names."""
+    if not headers or BLOB not in headers:
+        return None
+    return headers[BLOB], int(headers.get(BLOB_SIZE, "0"))

@@ -1,0 +1,491 @@
+"""One connection to the bus that outlives breaks, and what can be asked over it.
+
+Promises: it reconnects for ever; a publish is repeated until the stream has answered it; a
+question that may be asked twice is asked until it is answered. Only `BusClosed` ends it.
+"""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import msgspec
+import nats
+import nats.errors
+import nats.js.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.js import JetStreamContext
+
+from openforge.bus.errors import BusClosed, BusError, NoServer, Refused
+from openforge.bus.settings import BusSettings
+
+logger = logging.getLogger("openforge.bus")
+
+ACK_TIMEOUT_S = 5.0
+RECONNECT_WAIT_S = 0.25
+NO_STREAM_PATIENCE_S = 10.0
+HEADROOM = 4096  # headers share max_payload with the payload
+_OLDEST_SERVER = (2, 11)  # batched direct get
+_PAGE = 512
+_PAGE_BYTES = 16 << 20
+_FENCED = frozenset({10071, 10164})  # "wrong last sequence", with and without the number
+_BREAKS = (
+    nats.errors.OutboundBufferLimitError,
+    nats.errors.ConnectionReconnectingError,
+    nats.errors.StaleConnectionError,
+)
+
+
+class Lost(Exception):
+    """The connection broke, or the answer did not come in time: whether it was stored is unknown."""
+
+
+class NoStream(Exception):
+    """Nobody listens on the subject now."""
+
+
+class Fenced(Exception):
+    """The subject holds a message already."""
+
+
+class _ApiError(msgspec.Struct):
+    code: int = 0
+    err_code: int = 0
+    description: str = ""
+
+
+class Ack(msgspec.Struct):
+    """A stream's answer to a publish."""
+
+    stream: str = ""
+    seq: int = 0
+    duplicate: bool = False
+    error: _ApiError | None = None
+
+
+_read_ack = msgspec.json.Decoder(Ack).decode
+
+
+class Backoff:
+    """Pauses that double from `first_s` to `last_s`."""
+
+    def __init__(self, first_s: float = 0.05, last_s: float = 5.0) -> None:
+        self._next_s = first_s
+        self._last_s = last_s
+
+    async def pause(self) -> None:
+        await asyncio.sleep(self._next_s)
+        self._next_s = min(2 * self._next_s, self._last_s)
+
+
+class Inbox:
+    """Messages that come in answer to requests of ours, in order. One reader at a time.
+
+    `next` gives None when the time is up or the connection was replaced: then ask again.
+    """
+
+    def __init__(self, subject: str) -> None:
+        self.subject = subject
+        self._requests = 0
+        self._queue: deque[tuple[float, Msg]] = deque()
+        self._stirred = asyncio.Event()
+
+    def fresh_reply(self) -> str:
+        """Where the answers to the next request are to go; the status that ends it has this subject."""
+        self._requests += 1
+        return f"{self.subject}.{self._requests}"
+
+    async def receive(self, message: Msg) -> None:
+        self._queue.append((time.monotonic(), message))
+        self._stirred.set()
+
+    def stir(self) -> None:
+        self._stirred.set()
+
+    def waiting(self) -> int:
+        return len(self._queue)
+
+    def take(self) -> tuple[float, Msg] | None:
+        """The oldest message and when it arrived (monotonic seconds)."""
+        return self._queue.popleft() if self._queue else None
+
+    async def next(self, timeout_s: float) -> tuple[float, Msg] | None:
+        if self._queue:
+            return self._queue.popleft()
+        self._stirred.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._stirred.wait()
+        return self.take()
+
+
+class Link:
+    """`epoch` counts connections: it grows with each reconnect."""
+
+    def __init__(self, settings: BusSettings, name: str) -> None:
+        self.settings = settings
+        self.name = name
+        self.nonce = secrets.token_hex(8)
+        self.epoch = 0
+        self.client: Client = Client()
+        self.js: JetStreamContext = self.client.jetstream(timeout=ACK_TIMEOUT_S)
+        self._up = asyncio.Event()
+        self._closed = asyncio.Event()
+        self._refused: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+        self._inboxes: set[Inbox] = set()
+        self._waiting: dict[str, asyncio.Future[bytes]] = {}
+        self._deadlines: deque[tuple[float, str]] = deque()
+        self._tokens = 0
+        self._acks_at = ""
+        self._sweeper: asyncio.Task[None] | None = None
+        self._last_error: BaseException | None = None
+
+    # -- start, stop
+
+    @classmethod
+    async def open(cls, settings: BusSettings, name: str) -> "Link":
+        link = cls(settings, name)
+        try:
+            await link._connect()
+        except BaseException:
+            await link.close()
+            raise
+        return link
+
+    async def _connect(self) -> None:
+        connecting = asyncio.ensure_future(self.client.connect(**self._options()))
+        await asyncio.wait(
+            {connecting, self._refused},
+            timeout=self.settings.connect_timeout_s,
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        if not connecting.done():
+            connecting.cancel()
+            await asyncio.wait({connecting})
+            raise self._no_server()
+        await connecting
+        version = self.client.connected_server_version
+        if (version.major, version.minor) < _OLDEST_SERVER:
+            raise NoServer(f"the NATS server at {self.settings.url} is {version}: 2.11 or newer is needed")
+        self._acks_at = f"_INBOX.{self.client._nuid.next().decode()}"
+        await self.client.subscribe(f"{self._acks_at}.*", cb=self._on_ack, pending_bytes_limit=0)
+        self._sweeper = asyncio.create_task(self._sweep())
+        self._up.set()
+
+    def _options(self) -> dict[str, Any]:
+        settings = self.settings
+        options: dict[str, Any] = {
+            "servers": settings.servers(),
+            "name": self.name,
+            "max_reconnect_attempts": -1,
+            "reconnect_time_wait": RECONNECT_WAIT_S,
+            "ping_interval": 5,
+            "max_outstanding_pings": 2,
+            "pending_size": 16 << 20,
+            "error_cb": self._on_error,
+            "disconnected_cb": self._on_disconnected,
+            "reconnected_cb": self._on_reconnected,
+            "closed_cb": self._on_closed,
+        }
+        if context := settings.tls():
+            options["tls"] = context
+        if settings.creds:
+            options["user_credentials"] = settings.creds
+        elif settings.nkey_seed_file:
+            options["nkeys_seed"] = settings.nkey_seed_file
+        elif settings.user:
+            options |= {"user": settings.user, "password": settings.password()}
+        return options
+
+    def _no_server(self) -> NoServer:
+        url, waited_s = self.settings.url, self.settings.connect_timeout_s
+        if self._refused.done():
+            return NoServer(f"the NATS server at {url} did not let us in: {self._refused.result()}")
+        why = f" ({self._last_error})" if self._last_error else ""
+        return NoServer(
+            f"no NATS server answered at {url} within {waited_s:g} s{why}: start one, or set OPENFORGE_NATS_URL"
+        )
+
+    async def close(self) -> None:
+        self._closed.set()
+        if self._sweeper:
+            self._sweeper.cancel()
+        self._fail_waiting(BusClosed("the connection to the bus was closed"))
+        if not self.client.is_closed:
+            await self.client.close()
+
+    # -- how the connection is
+
+    @property
+    def max_payload(self) -> int:
+        return int(self.client.max_payload) - HEADROOM
+
+    async def up(self) -> None:
+        """Returns while connected; raises `BusClosed` when that will never be."""
+        while not self._up.is_set():
+            if self._closed.is_set() or self.client.is_closed:
+                raise BusClosed(f"the connection to {self.settings.url} is over: {self._last_error or 'closed'}")
+            waits = [asyncio.ensure_future(self._up.wait()), asyncio.ensure_future(self._closed.wait())]
+            try:
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for wait in waits:
+                    wait.cancel()
+
+    async def _on_error(self, error: BaseException) -> None:
+        self._last_error = error
+        logger.debug("bus error", extra={"fields": {"error": repr(error)}})
+        refused = isinstance(error, nats.errors.AuthorizationError) or "authorization" in str(error).lower()
+        if refused and not self._refused.done():
+            self._refused.set_result(error)
+
+    async def _on_disconnected(self) -> None:
+        if self._up.is_set() and not self._closed.is_set():
+            logger.warning("bus lost", extra={"fields": {"url": self.settings.url, "error": str(self._last_error)}})
+        self._up.clear()
+        self._fail_waiting(Lost("the connection broke"))
+
+    async def _on_reconnected(self) -> None:
+        self.epoch += 1
+        self._up.set()
+        logger.warning("bus back", extra={"fields": {"url": self.settings.url, "epoch": self.epoch}})
+        for inbox in self._inboxes:
+            inbox.stir()
+
+    async def _on_closed(self) -> None:
+        self._up.clear()
+        self._closed.set()
+        self._fail_waiting(BusClosed("the connection to the bus was closed"))
+        for inbox in self._inboxes:
+            inbox.stir()
+
+    # -- publish, with an answer
+
+    async def send(self, subject: str, payload: bytes, headers: dict[str, str] | None) -> asyncio.Future[bytes]:
+        """Put a message on its way. The future holds the raw answer, or `Lost` or `NoStream`."""
+        self._tokens += 1
+        token = f"{self._tokens:x}"
+        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._waiting[token] = future
+        self._deadlines.append((time.monotonic() + ACK_TIMEOUT_S, token))
+        try:
+            await self.client.publish(subject, payload, f"{self._acks_at}.{token}", headers)
+        except nats.errors.ConnectionClosedError as error:
+            self._fail(token, BusClosed(str(error)))
+        except (*_BREAKS, OSError) as error:
+            self._fail(token, Lost(str(error)))
+        return future
+
+    async def publish(self, subject: str, payload: bytes, headers: dict[str, str] | None = None) -> Ack:
+        """Stored at least once when this returns. A full stream makes it wait.
+
+        Raises `Fenced` where a fence in the headers holds, `Refused` for what will never be taken.
+        """
+        await self.up()
+        return await self.settle(subject, payload, headers, await self.send(subject, payload, headers))
+
+    async def settle(
+        self, subject: str, payload: bytes, headers: dict[str, str] | None, answer: asyncio.Future[bytes]
+    ) -> Ack:
+        """Wait for the answer to `send`, and send again until there is one."""
+        backoff = Backoff()
+        since = time.monotonic()
+        while True:
+            try:
+                ack = _read_ack(await answer)
+                if ack.error is None:
+                    return ack
+                self._judge(subject, ack.error)
+                why = ack.error.description
+            except Lost as error:
+                await self.up()
+                why = str(error)
+            except NoStream:
+                await self._expect_stream(subject, since)
+                why = "no stream answers"
+            waited_s = time.monotonic() - since
+            if waited_s > 1:
+                logger.warning("telling waits", extra={"fields": {"subject": subject, "s": waited_s, "why": why}})
+            await backoff.pause()
+            await self.up()
+            answer = await self.send(subject, payload, headers)
+
+    def _judge(self, subject: str, error: _ApiError) -> None:
+        """Returns where waiting may mend it."""
+        if error.err_code in _FENCED:
+            raise Fenced(error.description)
+        if error.code < 500:
+            raise Refused(f"{subject} was refused: {error.description} (error {error.err_code})")
+
+    async def _expect_stream(self, subject: str, since: float) -> None:
+        if time.monotonic() - since < NO_STREAM_PATIENCE_S:
+            return
+        with suppress(nats.errors.Error, TimeoutError):
+            names = await self.js._api_request(
+                "$JS.API.STREAM.NAMES", msgspec.json.encode({"subject": subject}), timeout=ACK_TIMEOUT_S
+            )
+            if not names.get("streams"):
+                raise Refused(f"no stream takes {subject}: call `await bus.set_up()` first")
+
+    async def _on_ack(self, message: Msg) -> None:
+        future = self._waiting.pop(message.subject[len(self._acks_at) + 1 :], None)
+        if future is None or future.done():
+            return
+        if message.headers and message.headers.get("Status") == "503":
+            future.set_exception(NoStream(message.subject))
+            future.exception()
+        else:
+            future.set_result(message.data)
+
+    def _fail(self, token: str, error: Exception) -> None:
+        future = self._waiting.pop(token, None)
+        if future is not None and not future.done():
+            future.set_exception(error)
+            future.exception()  # seen: a teller that was cancelled meanwhile leaves nobody to look
+
+    def _fail_waiting(self, error: Exception) -> None:
+        for token in list(self._waiting):
+            self._fail(token, error)
+        self._deadlines.clear()
+
+    async def _sweep(self) -> None:
+        """Answers that are late count as lost."""
+        while True:
+            await asyncio.sleep(0.5)
+            now = time.monotonic()
+            while self._deadlines and self._deadlines[0][0] < now:
+                self._fail(self._deadlines.popleft()[1], Lost(f"no answer within {ACK_TIMEOUT_S:g} s"))
+
+    # -- questions
+
+    async def ask(self, subject: str, payload: bytes = b"") -> Msg:
+        """One answer to a question that may be asked twice."""
+        backoff = Backoff()
+        silent_since: float | None = None
+        while True:
+            await self.up()
+            try:
+                return await self.client.request(subject, payload, timeout=ACK_TIMEOUT_S)
+            except nats.errors.NoRespondersError:
+                silent_since = silent_since or time.monotonic()
+                if time.monotonic() - silent_since > NO_STREAM_PATIENCE_S:
+                    raise BusError(f"nobody answers {subject}: is JetStream enabled on {self.settings.url}?") from None
+            except nats.errors.ConnectionClosedError as error:
+                raise BusClosed(str(error)) from error
+            except (nats.errors.TimeoutError, TimeoutError, *_BREAKS):
+                silent_since = None
+            await backoff.pause()
+
+    async def ask_api(self, subject: str, question: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """A JetStream API call; raises `nats.js.errors.APIError` for an answer that is an error."""
+        backoff = Backoff()
+        while True:
+            answer = await self.ask(f"$JS.API.{subject}", msgspec.json.encode(question) if question else b"")
+            decoded: dict[str, Any] = msgspec.json.decode(answer.data)
+            error = decoded.get("error")
+            if error is None:
+                return decoded
+            if error["code"] != 503:
+                raise nats.js.errors.APIError.from_error(error)
+            logger.warning("bus not ready", extra={"fields": {"subject": subject, "error": error["description"]}})
+            await backoff.pause()
+
+    async def last_on(self, stream: str, subject: str) -> Msg | None:
+        """The newest message on a subject; None only if the stream's leader says so too."""
+        message = await self.ask(f"$JS.API.DIRECT.GET.{stream}.{subject}")
+        if status_of(message) is None:
+            return message
+        try:
+            found = await self.ask_api(f"STREAM.MSG.GET.{stream}", {"last_by_subj": subject})
+        except nats.js.errors.NotFoundError:
+            return None
+        return await self.at(stream, int(found["message"]["seq"]))
+
+    async def at(self, stream: str, sequence: int) -> Msg | None:
+        """The message at a sequence that is known to exist; None if it was purged."""
+        backoff = Backoff()
+        for _ in range(6):  # a replica may be behind its leader for a moment
+            message = await self.ask(f"$JS.API.DIRECT.GET.{stream}", msgspec.json.encode({"seq": sequence}))
+            if status_of(message) is None:
+                return message
+            await backoff.pause()
+        return None
+
+    async def all_on(self, stream: str, subjects: str, after: int = 0) -> AsyncIterator[Msg]:
+        """Every message on these subjects now, in order, each once, breaks or not."""
+        last = after
+        more = True
+        while more:
+            await self.up()
+            async with self.inbox() as inbox:
+                question = {
+                    "seq": last + 1,
+                    "next_by_subj": subjects,
+                    "batch": _PAGE,
+                    "max_bytes": max(_PAGE_BYTES, 2 * self.client.max_payload),
+                }
+                await self.tell_server(f"$JS.API.DIRECT.GET.{stream}", question, inbox.fresh_reply())
+                while True:
+                    arrived = await inbox.next(ACK_TIMEOUT_S)
+                    if arrived is None:
+                        break  # a break or a lost answer: ask again from where we are
+                    message = arrived[1]
+                    status = status_of(message)
+                    if status == "503":
+                        await asyncio.sleep(RECONNECT_WAIT_S)
+                        break
+                    headers = message.headers or {}
+                    if status is not None:
+                        if status not in ("204", "404"):
+                            raise BusError(f"reading {subjects}: {status} {headers.get('Description', '')}")
+                        more = status == "204" and int(headers.get("Nats-Num-Pending", 0)) > 0
+                        break
+                    last = int(headers["Nats-Sequence"])
+                    yield message
+
+    async def subjects_on(self, stream: str, subjects: str) -> dict[str, int]:
+        """The subjects that hold messages, by the leader, with how many each."""
+        found: dict[str, int] = {}
+        while True:
+            info = await self.ask_api(f"STREAM.INFO.{stream}", {"subjects_filter": subjects, "offset": len(found)})
+            page = info["state"].get("subjects") or {}
+            found |= page
+            if not page or len(found) >= info.get("total", 0):
+                return found
+
+    async def tell_server(self, subject: str, question: Mapping[str, Any], reply: str) -> None:
+        """A request whose answers come to an inbox. A break is no error: the inbox stirs then."""
+        try:
+            await self.client.publish(subject, msgspec.json.encode(question), reply)
+        except nats.errors.ConnectionClosedError as error:
+            raise BusClosed(str(error)) from error
+        except (*_BREAKS, OSError) as error:
+            logger.debug("bus request not sent", extra={"fields": {"subject": subject, "error": repr(error)}})
+
+    @asynccontextmanager
+    async def inbox(self) -> AsyncIterator[Inbox]:
+        inbox = Inbox(self.client.new_inbox())
+        try:
+            subscription = await self.client.subscribe(f"{inbox.subject}.*", cb=inbox.receive, pending_bytes_limit=0)
+        except nats.errors.ConnectionClosedError as error:
+            raise BusClosed(str(error)) from error
+        self._inboxes.add(inbox)
+        try:
+            yield inbox
+        finally:
+            self._inboxes.discard(inbox)
+            with suppress(nats.errors.Error, OSError):
+                await subscription.unsubscribe()
+
+
+def status_of(message: Msg) -> str | None:
+    """The status of an answer without a payload, as `404`; None for a real message."""
+    if message.data or not message.headers or "Nats-Subject" in message.headers:
+        return None
+    status: str | None = message.headers.get("Status")
+    return status

@@ -1,0 +1,111 @@
+"""The life of a service process: settings, logs, bus, signals, health, exit code.
+
+Promises: SIGTERM and SIGINT ask it to stop, the second one ends it at once; its exit code says why it ended: 0
+stopped cleanly, 1 a bug or a lost bus, 2 bad settings, 3 a zombie whose work somebody else does, which must not
+be started again; with `OPENFORGE_DIE_WITH_PARENT=1` it does not outlive its parent.
+"""
+
+import asyncio
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from typing import NoReturn, TypeVar
+
+import msgspec
+
+from openforge.bus import BadSettings, Bus, BusError, BusSettings, Zombie
+from openforge.service.health import health
+from openforge.service.log import log, set_up_logs
+from openforge.service.settings import settings_from_env
+from openforge.service.tracing import set_up_traces
+
+OK, FAILED, BAD_SETTINGS, ZOMBIE = 0, 1, 2, 3
+_PR_SET_PDEATHSIG = 1
+
+S = TypeVar("S", bound=msgspec.Struct)
+Serve = Callable[[S, Bus, asyncio.Event], Awaitable[None]]
+
+
+def run_service(name: str, settings: type[S], serve: Serve[S]) -> NoReturn:
+    """`serve(settings, bus, stop)` returns soon after `stop` is set. Never returns; exits with the code."""
+    sys.exit(service_exit_code(name, settings, serve))
+
+
+def service_exit_code(name: str, settings: type[S], serve: Serve[S]) -> int:
+    set_up_logs(name, level=os.environ.get("OPENFORGE_LOG_LEVEL") or "info")
+    if os.environ.get("OPENFORGE_DIE_WITH_PARENT") == "1":
+        die_with_parent()
+    try:
+        own, bus = settings_from_env(settings), BusSettings.from_env()
+    except BadSettings as error:
+        log.error("bad settings", why=str(error))
+        return BAD_SETTINGS
+    set_up_traces(name)
+    health.begin(name, os.environ.get("OPENFORGE_HEALTH_FILE", ""))
+    try:
+        asyncio.run(_live(name, own, bus, serve))
+    except BaseException as error:  # the boundary: what ends a process is said in its last line
+        return _last_line(error)
+    log.info("stopped")
+    return OK
+
+
+async def _live(name: str, settings: S, bus_settings: BusSettings, serve: Serve[S]) -> None:
+    stop = asyncio.Event()
+    listen_for_signals(stop)
+    async with Bus.connect(bus_settings, name=name) as bus:
+        await bus.set_up()
+        log.info("started", pid=os.getpid(), nats=bus_settings.url)
+        writing = asyncio.create_task(health.keep_writing())
+        health.ready()
+        try:
+            await serve(settings, bus, stop)
+        finally:
+            writing.cancel()
+            health.not_ready(ended=True)
+
+
+def listen_for_signals(stop: asyncio.Event) -> None:
+    """The first SIGTERM or SIGINT sets `stop`, the second ends the process."""
+
+    def heard(number: signal.Signals) -> None:
+        if stop.is_set():
+            log.warning("ended at once", signal=number.name)
+            os._exit(128 + number)
+        log.info("stopping", signal=number.name)
+        stop.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, heard, number)
+
+
+def die_with_parent() -> None:
+    """The kernel kills this process when its parent ends. Linux; elsewhere the parent has to see to it."""
+    if sys.platform.startswith("linux"):
+        parent = os.getppid()
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it ended before we asked
+            os._exit(FAILED)
+
+
+def _last_line(error: BaseException) -> int:
+    if (zombie := _find(error, Zombie)) is not None:
+        log.error("zombie", why=str(zombie))
+        return ZOMBIE
+    if (known := _find(error, BusError)) is not None:
+        log.error("bus failed", why=str(known), error=None if isinstance(error, BusError) else error)
+        return FAILED
+    log.error("died", error=error)
+    return FAILED
+
+
+def _find(error: BaseException, kind: type[BaseException]) -> BaseException | None:
+    """The error itself or one of its group."""
+    if isinstance(error, kind):
+        return error
+    if isinstance(error, BaseExceptionGroup):
+        return next((found for inner in error.exceptions if (found := _find(inner, kind)) is not None), None)
+    return None
