@@ -90,7 +90,15 @@ class Sandbox(Protocol):
         ...
 
     async def get_tar(self, paths: Sequence[str], *, cap: int = 64 << 20) -> bytes:
-        """A tar of files and folders, modes kept, devices and sockets left out, links as links."""
+        """A tar of files and folders, modes kept, devices and sockets left out, links as links.
+
+        Names are the paths without the leading slash (`workspace/a.txt`), so `put_tar("/", tar)` puts everything
+        back where it was. The same content gives the same bytes.
+        """
+        ...
+
+    async def kill_all(self) -> None:
+        """End every process in the sandbox; files stay, and new commands can run. Raises `SandboxLost`."""
         ...
 
     async def stop(self) -> None: ...
@@ -100,7 +108,7 @@ class SandboxDriver(Protocol):
     isolation: Literal["full", "reduced"]
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
-        """A running sandbox with an empty, writable `/workspace`; raises `SandboxLost`."""
+        """A running sandbox with empty, writable folders `/workspace`, `/tmp` and `/tests`; raises `SandboxLost`."""
         ...
 
     async def reconcile(self, labels: Mapping[str, str]) -> int:
