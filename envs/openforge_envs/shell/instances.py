@@ -1,0 +1,51 @@
+"""What all kinds of shell tasks share, so that a task folder holds only what differs.
+
+Promises: every instance has the same check; kinds tagged `bystanders` have a few more files in the
+workspace, which belong to the goal exactly as they are and bear no name that the task knows.
+"""
+
+import random
+
+import msgspec
+
+from openforge.env.contract import TaskFile, TaskInstance, generator
+from openforge.env.digest import with_digest
+from openforge.env.layout import FolderTask
+from openforge.env.variables import Split
+from openforge_envs.shell.words import TASKS, lines_of_words, words
+
+EXTENSIONS = ("txt", "md", "csv", "log")
+
+
+class ShellTask:
+    """A task folder with the shared check and the bystanders."""
+
+    def __init__(self, folder: FolderTask) -> None:
+        self.id = folder.id
+        self.tags = folder.spec.tags
+        self._folder = folder
+        self._check = TaskFile(content=(TASKS / "check.py").read_bytes())
+
+    def draw(self, seed: int, split: Split) -> TaskInstance:
+        drawn = self._folder.draw(seed, split)
+        extra = self._bystanders(drawn) if "bystanders" in self.tags else {}
+        goal = {f"goal/{name}": file for name, file in extra.items()}
+        return with_digest(
+            msgspec.structs.replace(
+                drawn,
+                workspace={**drawn.workspace, **extra},
+                tests={**drawn.tests, **goal, "check.py": self._check},
+            )
+        )
+
+    def _bystanders(self, drawn: TaskInstance) -> dict[str, TaskFile]:
+        rng = generator(f"{self.id}/bystanders", drawn.seed, drawn.split)
+        known = " ".join([drawn.instruction, *drawn.workspace, *drawn.tests])
+        free = [word for word in words(drawn.split) if word not in known]
+        return {
+            f"{name}.{rng.choice(EXTENSIONS)}": _text(rng, drawn.split) for name in rng.sample(free, rng.randint(2, 4))
+        }
+
+
+def _text(rng: random.Random, split: Split) -> TaskFile:
+    return TaskFile(content=("\n".join(lines_of_words(rng, split, rng.randint(1, 4))) + "\n").encode())

@@ -1,0 +1,1 @@
+cut -d , -f 2 {{source}} > {{target}}

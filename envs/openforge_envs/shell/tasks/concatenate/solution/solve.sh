@@ -1,0 +1,1 @@
+cat {{first}} {{second}} > {{target}}

@@ -1,0 +1,1 @@
+cp {{source}} {{target}}

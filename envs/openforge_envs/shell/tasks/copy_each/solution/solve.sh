@@ -1,0 +1,1 @@
+for file in *.txt; do cp "$file" "$file.bak"; done

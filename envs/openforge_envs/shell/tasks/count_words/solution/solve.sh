@@ -1,0 +1,1 @@
+wc -w < {{source}} > {{target}}

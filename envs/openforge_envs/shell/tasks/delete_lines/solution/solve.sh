@@ -1,0 +1,1 @@
+sed -i '/{{needle}}/d' {{file}}

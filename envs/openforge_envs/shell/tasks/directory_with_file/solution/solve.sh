@@ -1,0 +1,2 @@
+mkdir {{directory}}
+touch {{directory}}/{{file}}

@@ -1,0 +1,1 @@
+sed -i 's/^{{wrong}} /echo /' {{file}}

@@ -1,0 +1,1 @@
+grep -w {{needle}} {{source}} > {{target}}

@@ -1,0 +1,1 @@
+tac {{source}} > {{target}}

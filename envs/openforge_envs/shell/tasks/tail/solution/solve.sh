@@ -1,0 +1,1 @@
+tail -n {{count}} {{source}} > {{target}}
