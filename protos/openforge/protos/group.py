@@ -11,7 +11,10 @@ Purpose = Literal["train", "eval"]
 
 
 class TaskRef(msgspec.Struct, frozen=True, kw_only=True):
-    """One instance of a task: `seed` draws the instance from the template `task` of `env`."""
+    """One instance of a task: `seed` draws the instance from the template `task` of `env`.
+
+    `env` is a token of subjects: the environment's name, or its folder's. What to load is in the run's config.
+    """
 
     env: str
     task: str
