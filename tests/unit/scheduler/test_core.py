@@ -3,6 +3,7 @@
 import random
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pretend_run import PretendRun, Weather
@@ -405,6 +406,6 @@ def test_dropping_trains_on_the_short_and_waiting_leaves_slots_idle() -> None:
     assert drop.evicted > 0
     assert (wait.evicted, mask.evicted) == (0, 0)
     assert drop.trained_over_offered < 0.9
-    assert wait.trained_over_offered == mask.trained_over_offered == 1.0
+    assert min(wait.trained_over_offered, mask.trained_over_offered) == pytest.approx(1.0)
     assert wait.now > drop.now
     assert wait.idle_share > mask.idle_share

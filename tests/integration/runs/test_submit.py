@@ -1,0 +1,77 @@
+"""Submitting, stopping and resuming a run on a real server."""
+
+import asyncio
+
+import msgspec
+import pytest
+
+from openforge.bus import Bus
+from openforge.protos import RunSubmitted, StopReason
+from openforge.runs import (
+    RunConfig,
+    RunDiffers,
+    UnknownRun,
+    pause_run,
+    state_of,
+    stop_run,
+    submit,
+    submitted_config,
+)
+
+
+def config(**run: object) -> RunConfig:
+    return msgspec.convert(
+        {
+            "run": {"name": "r", "steps": 4, **run},
+            "model": {"path": "/m"},
+            "environment": {"name": "shell", "harness": "mini"},
+        },
+        RunConfig,
+    )
+
+
+async def test_the_same_config_resumes_a_run_with_the_next_generation(bus: Bus) -> None:
+    assert await submit(bus, config()) == 0
+    await stop_run(bus, "r", StopReason.INTERRUPTED)
+    assert (await state_of(bus, "r")).phase == "stopped"
+    assert await submit(bus, config()) == 1
+    state = await state_of(bus, "r")
+    assert (state.phase, state.generation) == ("submitted", 1)
+
+
+async def test_another_config_under_the_same_name_is_refused_by_field(bus: Bus) -> None:
+    await submit(bus, config())
+    with pytest.raises(RunDiffers, match=r"run\.seed: 0 -> 7; run\.steps: 4 -> 5"):
+        await submit(bus, config(steps=5, seed=7))
+    assert await bus.count(RunSubmitted, "r") == 1
+
+
+async def test_stopping_twice_is_no_error_and_a_run_that_never_was_is(bus: Bus) -> None:
+    await submit(bus, config())
+    assert await stop_run(bus, "r") == await stop_run(bus, "r", StopReason.FAILED, "again") == 0
+    assert (await state_of(bus, "r")).reason is StopReason.INTERRUPTED
+    with pytest.raises(UnknownRun, match="was never submitted"):
+        await stop_run(bus, "other")
+
+
+async def test_a_paused_run_goes_on_when_it_is_submitted_again(bus: Bus) -> None:
+    await submit(bus, config())
+    await pause_run(bus, "r")
+    assert (await state_of(bus, "r")).phase == "paused"
+    await submit(bus, config())
+    assert (await state_of(bus, "r")).phase == "submitted"
+
+
+async def test_services_wait_for_the_config_and_get_the_newest(bus: Bus) -> None:
+    waiting = asyncio.create_task(submitted_config(bus, "r"))
+    await asyncio.sleep(0.1)
+    assert not waiting.done()
+    await submit(bus, config())
+    assert await waiting == (config(), 0)
+    await submit(bus, config())
+    assert await submitted_config(bus, "r") == (config(), 1)
+
+
+async def test_two_clients_at_the_same_moment_get_generations_of_their_own(bus: Bus) -> None:
+    generations = await asyncio.gather(*(submit(bus, config(), openforge_version=str(i)) for i in range(4)))
+    assert sorted(generations) == [0, 1, 2, 3]
