@@ -1,7 +1,7 @@
-"""What all kinds of shell tasks share, so that a task folder holds only what differs.
+"""Shell tasks with bystanders: files in the workspace that the task is not about.
 
-Promises: every instance has the same check; kinds tagged `bystanders` have a few more files in the
-workspace, which belong to the goal exactly as they are and bear no name that the task knows.
+Promises: the kinds tagged `bystanders` have two to four of them; they belong to the goal exactly as they
+are, and bear no name that the task knows.
 """
 
 import random
@@ -12,31 +12,27 @@ from openforge.env.contract import TaskFile, TaskInstance, generator
 from openforge.env.digest import with_digest
 from openforge.env.layout import FolderTask
 from openforge.env.variables import Split
-from openforge_envs.shell.words import TASKS, lines_of_words, words
+from openforge_envs.shell.words import lines_of_words, words
 
 EXTENSIONS = ("txt", "md", "csv", "log")
 
 
 class ShellTask:
-    """A task folder with the shared check and the bystanders."""
+    """A task folder, and bystanders where its tags ask for them."""
 
     def __init__(self, folder: FolderTask) -> None:
         self.id = folder.id
         self.tags = folder.spec.tags
         self._folder = folder
-        self._check = TaskFile(content=(TASKS / "check.py").read_bytes())
 
     def draw(self, seed: int, split: Split) -> TaskInstance:
         drawn = self._folder.draw(seed, split)
-        extra = self._bystanders(drawn) if "bystanders" in self.tags else {}
-        goal = {f"goal/{name}": file for name, file in extra.items()}
-        return with_digest(
-            msgspec.structs.replace(
-                drawn,
-                workspace={**drawn.workspace, **extra},
-                tests={**drawn.tests, **goal, "check.py": self._check},
-            )
-        )
+        if "bystanders" not in self.tags:
+            return drawn
+        files = self._bystanders(drawn)
+        goal = {f"goal/{name}": file for name, file in files.items()}
+        workspace, tests = {**drawn.workspace, **files}, {**drawn.tests, **goal}
+        return with_digest(msgspec.structs.replace(drawn, workspace=workspace, tests=tests))
 
     def _bystanders(self, drawn: TaskInstance) -> dict[str, TaskFile]:
         rng = generator(f"{self.id}/bystanders", drawn.seed, drawn.split)

@@ -1,6 +1,7 @@
 """Tasks on disk: one folder per task, the OpenForge task layout.
 
     words.yaml                word lists that the tasks beside it share (optional)
+    shared/tests/...          checks that the tasks beside it share; environment/ likewise (optional)
     rename/task.yaml          what the task is
     rename/environment/...    what stands in /workspace when the agent begins
     rename/tests/...          the checks, at /tests of the verifier's box only
@@ -35,9 +36,10 @@ __all__ = ["BadTask", "FolderTask", "load_task", "load_tasks"]
 class FolderTask:
     """A task template that lies in a folder."""
 
-    def __init__(self, folder: Path, spec: TaskSpec) -> None:
+    def __init__(self, folder: Path, spec: TaskSpec, shared: Path | None = None) -> None:
         self.folder = folder
         self.spec = spec
+        self.shared = shared or folder
         self.id = spec.task_id
 
     def draw(self, seed: int, split: Split) -> TaskInstance:
@@ -82,11 +84,12 @@ class FolderTask:
 
     @cached_property
     def _contents(self) -> dict[str, TaskFile]:
-        """Every file of the folder, as `environment/...` and so on, before filling."""
+        """Every file of the folder and the shared ones, as `environment/...` and so on, before filling."""
         return {
             name: file
+            for root in (self.shared, self.folder)
             for part in ("environment", "tests", "solution")
-            for name, file in _read_folder(self.folder, self.folder / part)
+            for name, file in _read_folder(root, root / part)
         }
 
     def _files(self, part: str, variables: Variables) -> dict[str, TaskFile]:
@@ -132,16 +135,18 @@ def load_tasks(folder: Path | str) -> list[FolderTask]:
     folder = Path(folder)
     if not folder.is_dir():
         raise BadTask(f"{folder} is no folder: name the one that holds the task folders")
-    shared = read_words(folder / "words.yaml")
-    tasks = [load_task(file.parent, shared) for file in sorted(folder.glob("*/task.yaml"))]
+    words = read_words(folder / "words.yaml")
+    tasks = [load_task(file.parent, words, folder / "shared") for file in sorted(folder.glob("*/task.yaml"))]
     if not tasks:
         raise BadTask(f"{folder} holds no task: make one folder for each, with a task.yaml")
     return tasks
 
 
-def load_task(folder: Path, shared_words: Mapping[str, WordList] | None = None) -> FolderTask:
-    """The task in `folder`, proved to be drawable; raises `BadTask`."""
-    task = FolderTask(folder, read_task_file(folder / "task.yaml", shared_words or {}))
+def load_task(
+    folder: Path, shared_words: Mapping[str, WordList] | None = None, shared: Path | None = None
+) -> FolderTask:
+    """The task in `folder`, proved to be drawable; raises `BadTask`. A file of its own hides a shared one."""
+    task = FolderTask(folder, read_task_file(folder / "task.yaml", shared_words or {}), shared)
     task.draw(0, "train")
     task.draw(0, "heldout")
     return task

@@ -169,3 +169,16 @@ def test_a_folder_without_tasks_is_refused(tmp_path: Path) -> None:
         load_tasks(tmp_path)
     with pytest.raises(BadTask, match=r"task\.yaml cannot be read: No such file"):
         load_task(tmp_path)
+
+
+def test_tasks_share_checks_unless_they_have_their_own(folder: Path) -> None:
+    for part, text in (("shared/tests", "shared {{old}}"), ("shared/environment", "for all")):
+        (folder / part).mkdir(parents=True)
+        (folder / part / "note").write_text(text)
+    (folder / "shared/tests/check.sh").write_text("never seen")
+    (task,) = load_tasks(folder)
+    drawn = task.draw(3, "train")
+    old = drawn.instruction.split()[1]
+    assert drawn.tests["note"].content == f"shared {old}".encode()
+    assert drawn.workspace["note"].content == b"for all"
+    assert drawn.tests["check.sh"].content.startswith(b"test -e")
