@@ -31,8 +31,8 @@ class SandboxLimits(msgspec.Struct, frozen=True, kw_only=True):
 class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True):
     """`network`: `none`, or `proxy` for the model proxy alone, as `http://127.0.0.1:<proxy_port>`.
 
-    `binds` maps host folders to the paths of the sandbox at which they are shown, read-only. `labels` let
-    a restarted owner find what it left.
+    `binds` maps paths of the sandbox to the host folders that are shown there, read-only. `labels` let a
+    restarted owner find what it left.
     """
 
     name: str
