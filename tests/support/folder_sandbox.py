@@ -14,6 +14,7 @@ class FolderSandbox:
     isolation = "reduced"
 
     def __init__(self, folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
         self.folder = folder
         self.lost = False
 

@@ -1,0 +1,1 @@
+printf HELLOHELLOHELLOHELLO > answer.txt
