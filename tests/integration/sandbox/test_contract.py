@@ -1,0 +1,262 @@
+"""What every driver promises of commands, files and ends, tried on the driver `process`."""
+
+import asyncio
+import io
+import tarfile
+import time
+
+import pytest
+
+from openforge.sandbox.contract import ExecResult, PathRefused, Sandbox, SandboxLost, SandboxSpec
+from openforge.sandbox.process import ProcessDriver
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+async def sh(box: Sandbox, command: str, timeout_s: float = 20.0, output_cap: int = 1 << 20) -> ExecResult:
+    return await box.exec(command, timeout_s=timeout_s, output_cap=output_cap)
+
+
+def tar_with(*members: tarfile.TarInfo) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        for member in members:
+            archive.addfile(member, io.BytesIO(b"x" * member.size))
+    return out.getvalue()
+
+
+def member(name: str, *, kind: bytes = tarfile.REGTYPE, link: str = "", size: int = 0) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname, info.size = kind, link, size
+    return info
+
+
+@pytest.mark.parametrize(
+    ("command", "code"), [("true", 0), ("exit 3", 3), ("no-such-program", 127), ("kill -9 $$", -9)]
+)
+async def test_the_exit_code_says_how_the_command_ended(box: Sandbox, command: str, code: int) -> None:
+    assert (await sh(box, command)).exit_code == code
+
+
+async def test_both_streams_come_back_apart_and_byte_for_byte(box: Sandbox) -> None:
+    result = await sh(box, r"printf '\377\000\n'; printf 'err\376' >&2")
+    assert (result.stdout, result.stderr) == (b"\xff\x00\n", b"err\xfe")
+
+
+async def test_cwd_env_and_stdin_are_as_asked(box: Sandbox) -> None:
+    result = await box.exec(
+        "pwd; echo $COLOUR $HOME; cat", timeout_s=5, cwd="/tmp", env={"COLOUR": "blue"}, stdin=b"from outside"
+    )
+    assert result.stdout == b"/tmp\nblue /tmp\nfrom outside"
+
+
+async def test_a_cwd_that_is_not_there_is_said_so(box: Sandbox) -> None:
+    result = await box.exec("true", timeout_s=5, cwd="/nowhere")
+    assert result.exit_code == 126
+    assert b"/nowhere" in result.stderr
+
+
+async def test_an_argument_vector_is_not_read_by_a_shell(box: Sandbox) -> None:
+    result = await box.exec(["printf", "%s|", "a b", "$HOME;ls"], timeout_s=5)
+    assert result.stdout == b"a b|$HOME;ls|"
+
+
+@pytest.mark.parametrize("command", ["echo \0", [], ["a\0b"]])
+async def test_a_command_no_kernel_can_start_is_the_callers_result(box: Sandbox, command: str | list[str]) -> None:
+    assert (await box.exec(command, timeout_s=5)).exit_code == 126
+
+
+async def test_text_that_is_no_utf8_reaches_the_command_as_it_was(box: Sandbox) -> None:
+    result = await box.exec(["printf", "%s", b"caf\xe9".decode("utf-8", "surrogateescape")], timeout_s=5)
+    assert result.stdout == b"caf\xe9"
+    assert (await box.exec("echo '\ud800'", timeout_s=5)).exit_code == 0
+
+
+async def test_a_flood_is_capped_and_its_first_and_last_part_kept(box: Sandbox) -> None:
+    result = await sh(box, "echo begin; head -c 100000000 /dev/zero; echo end", output_cap=10_000)
+    assert result.truncated
+    assert len(result.stdout) == 10_000
+    assert result.stdout.startswith(b"begin")
+    assert result.stdout.endswith(b"end\n")
+
+
+async def test_large_input_and_output_pass_at_once(box: Sandbox) -> None:
+    data = bytes(range(256)) * 8192
+    result = await box.exec("cat", timeout_s=20, stdin=data, output_cap=4 << 20)
+    assert result.stdout == data
+
+
+async def test_a_background_process_does_not_hold_up_its_command(box: Sandbox) -> None:
+    began = time.monotonic()
+    result = await sh(box, "sleep 30 & echo started")
+    assert result.stdout == b"started\n"
+    assert time.monotonic() - began < 5
+    assert b"sleep" in (await sh(box, "cat /proc/[0-9]*/comm")).stdout
+
+
+async def test_a_timeout_ends_what_the_command_started_and_nothing_else(box: Sandbox) -> None:
+    await sh(box, "sleep 1111 >/dev/null 2>&1 &")
+    loud = "trap '' TERM; env -i setsid sh -c 'sleep 2222 & sleep 2222' & sleep 3333"
+    beside, result = await asyncio.gather(
+        sh(box, "sleep 1; echo unharmed"), sh(box, f"echo partial; {loud}", timeout_s=0.5)
+    )
+    assert (result.exit_code, result.timed_out, result.stdout) == (124, True, b"partial\n")
+    assert beside.stdout == b"unharmed\n"
+    left = (await sh(box, "cat /proc/[0-9]*/cmdline | tr '\\0' ' '")).stdout
+    assert b"1111" in left
+    assert b"2222" not in left
+    assert b"3333" not in left
+
+
+async def test_a_cancelled_call_takes_its_command_with_it(box: Sandbox) -> None:
+    call = asyncio.create_task(sh(box, "sleep 4444"))
+    await asyncio.sleep(0.3)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    await asyncio.sleep(0.2)
+    assert b"4444" not in (await sh(box, "cat /proc/[0-9]*/cmdline")).stdout
+
+
+async def test_many_commands_run_at_once(box: Sandbox) -> None:
+    results = await asyncio.gather(*(sh(box, f"sleep 0.2; echo {n}") for n in range(16)))
+    assert [result.stdout for result in results] == [b"%d\n" % n for n in range(16)]
+
+
+async def test_killing_everybody_does_not_end_the_sandbox(box: Sandbox) -> None:
+    await sh(box, "kill -9 -1")
+    await sh(box, "kill -9 1; kill -TERM 1; kill -CHLD 1")
+    assert (await sh(box, "echo still here")).stdout == b"still here\n"
+
+
+async def test_orphans_are_reaped(box: Sandbox) -> None:
+    await sh(box, "for i in 1 2 3 4 5; do (sleep 0.05 &) ; done; sleep 0.5")
+    assert b"Z (zombie)" not in (await sh(box, "grep -h State /proc/[0-9]*/status")).stdout
+
+
+async def test_kill_all_leaves_files_and_a_working_sandbox(box: Sandbox) -> None:
+    await sh(box, "echo kept > file; (setsid sh -c 'while :; do date > clock; sleep 0.01; done' >/dev/null 2>&1 &)")
+    await box.kill_all()
+    assert (await sh(box, "cat /proc/[0-9]*/comm | sort | uniq -c")).stdout.count(b"\n") <= 5
+    before = await box.get("/workspace/clock")
+    await asyncio.sleep(0.1)
+    assert await box.get("/workspace/clock") == before
+    assert await box.get("/workspace/file") == b"kept\n"
+
+
+@pytest.mark.parametrize("size", [0, 1, 8 << 20])
+async def test_a_file_comes_back_as_it_was_put(box: Sandbox, size: int) -> None:
+    data = (b"\x00\xff\n" * (size // 3 + 1))[:size]
+    await box.put("/workspace/new/folder/data.bin", data, mode=0o755)
+    assert await box.get("/workspace/new/folder/data.bin") == data
+    assert (await sh(box, "stat -c %a new/folder/data.bin")).stdout == b"755\n"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "relative",
+        "/workspace/../etc/passwd",
+        "/workspace/a\0b",
+        "/" + "x" * 5000,
+        "/workspace/absent",
+        "/workspace",
+        "/dev/zero",
+    ],
+)
+async def test_a_path_that_is_no_file_within_is_refused(box: Sandbox, path: str) -> None:
+    with pytest.raises(PathRefused):
+        await box.get(path)
+
+
+async def test_traps_for_the_reader_are_refused_quickly(box: Sandbox) -> None:
+    await sh(
+        box,
+        "mkfifo fifo; truncate -s 100G sparse; ln -s /etc/shadow shadow; ln -s loop loop; ln -s /proc/1/root/root up",
+    )
+    for name in ("fifo", "sparse", "shadow", "loop", "up"):
+        with pytest.raises(PathRefused):
+            await asyncio.wait_for(box.get(f"/workspace/{name}"), 10)
+
+
+async def test_links_lead_to_files_of_the_sandbox_only(box: Sandbox) -> None:
+    await sh(box, "ln -s /etc/hostname name; ln -s ../../../../../../etc/hostname far")
+    assert await box.get("/workspace/name") == b"sandbox\n"
+    assert await box.get("/workspace/far") == b"sandbox\n"
+
+
+async def test_writing_where_nothing_may_be_written_is_refused(box: Sandbox) -> None:
+    await sh(box, "mkfifo fifo")
+    for path in ("/etc/passwd", "/usr/bin/sh", "/new", "/workspace/fifo", "/workspace"):
+        with pytest.raises(PathRefused):
+            await asyncio.wait_for(box.put(path, b"x"), 10)
+
+
+async def test_an_archive_goes_out_and_comes_back_the_same(box: Sandbox, driver: ProcessDriver) -> None:
+    await sh(
+        box,
+        "mkdir -p d/empty d/closed; echo one > d/a; printf x > d/run; chmod 755 d/run; ln -s a d/link; mkfifo d/fifo;"
+        " echo s > d/closed/secret; chmod 000 d/closed/secret d/closed; touch \"$(printf 'd/\\377')\"",
+    )
+    tar = await box.get_tar(["/workspace"])
+    assert tar == await box.get_tar(["/workspace"])
+    other = await driver.create(SandboxSpec(name="other"))
+    await other.put_tar("/", tar)
+    listing = "find . -mindepth 1 -printf '%P %m %y %l\\n' 2>/dev/null | LC_ALL=C sort"
+    expected = b"".join(line + b"\n" for line in (await sh(box, listing)).stdout.splitlines() if b"fifo" not in line)
+    assert (await sh(other, listing)).stdout == expected
+    await other.stop()
+
+
+async def test_an_archive_over_the_cap_is_refused(box: Sandbox) -> None:
+    await sh(box, "head -c 2000000 /dev/zero > big")
+    with pytest.raises(PathRefused):
+        await box.get_tar(["/workspace"], cap=1_000_000)
+
+
+@pytest.mark.parametrize(
+    "tar",
+    [
+        tar_with(member("../out", size=1)),
+        tar_with(member("/tmp/out", size=1)),
+        tar_with(member("a/../../out", size=1)),
+        tar_with(member("pipe", kind=tarfile.FIFOTYPE)),
+        tar_with(member("device", kind=tarfile.CHRTYPE)),
+        tar_with(member("hard", kind=tarfile.LNKTYPE, link="/etc/passwd")),
+        tar_with(member("door", kind=tarfile.SYMTYPE, link="/tmp"), member("door/out", size=1)),
+        b"no tar at all" * 100,
+    ],
+)
+async def test_an_archive_that_leaves_its_folder_is_refused(box: Sandbox, tar: bytes) -> None:
+    with pytest.raises(PathRefused):
+        await box.put_tar("/workspace", tar)
+    assert (await sh(box, "ls /tmp")).stdout == b""
+
+
+async def test_a_thousand_files_and_a_deep_folder_can_be_collected(box: Sandbox) -> None:
+    await sh(
+        box,
+        "for i in $(seq 1000); do echo $i > f$i; done"
+        " && for i in $(seq 300); do mkdir deep-deep-deep; cd deep-deep-deep; done",
+    )
+    with tarfile.open(fileobj=io.BytesIO(await box.get_tar(["/workspace"]))) as archive:
+        assert len(archive.getnames()) > 1200
+
+
+async def test_stop_may_be_called_twice_and_ends_everything(driver: ProcessDriver) -> None:
+    box = await driver.create(SandboxSpec(name="twice"))
+    running = asyncio.create_task(sh(box, "sleep 5555", timeout_s=60))
+    await asyncio.sleep(0.3)
+    await asyncio.gather(box.stop(), box.stop())
+    await box.stop()
+    with pytest.raises(SandboxLost):
+        await running
+    with pytest.raises(SandboxLost):
+        await sh(box, "true")
+
+
+async def test_a_sandbox_ends_when_its_time_is_over(driver: ProcessDriver) -> None:
+    box = await driver.create(SandboxSpec(name="short", ttl_s=0.3))
+    await asyncio.sleep(1.0)
+    with pytest.raises(SandboxLost):
+        await sh(box, "true")
