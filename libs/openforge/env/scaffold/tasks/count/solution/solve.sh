@@ -1,0 +1,1 @@
+grep -c "" {{name}}.txt > {{answer}}

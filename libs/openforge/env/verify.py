@@ -1,0 +1,146 @@
+"""Scores work: a fresh box, the work at /workspace, the checks read-only at /tests, one command.
+
+Promises: nothing that the agent wrote is believed, only run over; where the checks break, the reference
+shows whose doing it was: if they pass it on this host, the work broke them and earns nothing, if they
+do not, there is no verdict. `SandboxLost` passes through: it is nobody's verdict.
+"""
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from openforge.env.contract import TaskInstance
+from openforge.env.pack import UnusableWork, cleaned, pack, write_files
+from openforge.env.verdict import Broke, Scored, read_verdict
+from openforge.sandbox.contract import PathRefused, SandboxDriver, SandboxLimits, SandboxSpec
+
+CHECK_ENV = {
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "LC_ALL": "C.UTF-8",
+    "PYTHONDONTWRITEBYTECODE": "1",
+}
+_SCRIPT_TIMEOUT_S = 120.0
+_OUTPUT_CAP_BYTES = 1 << 18
+_IN_PLACE_BYTES = 1 << 19
+"""Larger tars are cleaned in a thread, so that other verifications go on."""
+
+
+class CannotVerify(msgspec.Struct, frozen=True):
+    """The checks break on the reference too, so nothing can be said about the work."""
+
+    detail: str
+
+
+class Checker:
+    """Opens the boxes. `scratch` is a folder of this process for the files of the checks."""
+
+    def __init__(self, driver: SandboxDriver, scratch: Path, labels: Mapping[str, str] | None = None) -> None:
+        self.driver = driver
+        self.scratch = scratch
+        self.labels = labels or {}
+
+    @property
+    def isolation(self) -> Literal["full", "reduced"]:
+        return self.driver.isolation
+
+    async def verify(
+        self, instance: TaskInstance, work: bytes, *, name: str, limits: SandboxLimits | None = None
+    ) -> Scored | CannotVerify:
+        """The verdict on `work`, a tar relative to `/`. `limits` are those that it was done under."""
+        first = await self.score(instance, work, name=name, limits=limits)
+        if isinstance(first, Scored):
+            return first
+        reference = await self.score_reference(instance, name=f"{name}-ref")
+        if not passed(reference, instance):
+            return CannotVerify(f"{first.why}; on the reference: {_told(reference)}")
+        again = await self.score(instance, work, name=f"{name}-again", limits=limits)
+        return again if isinstance(again, Scored) else broken_by_the_work(again)
+
+    async def score(
+        self, instance: TaskInstance, work: bytes, *, name: str, limits: SandboxLimits | None = None
+    ) -> Scored | Broke:
+        """What the checks say of `work`, once."""
+        try:
+            tar = await _clean(work)
+        except UnusableWork as error:
+            return Broke(why=str(error))
+        tests = Path(tempfile.mkdtemp(dir=self.scratch))
+        try:
+            write_files(tests / "tests", instance.tests)
+            return await self._check(instance, tar, tests / "tests", name, at_least(instance.limits, limits))
+        finally:
+            shutil.rmtree(tests, ignore_errors=True)
+
+    async def score_reference(self, instance: TaskInstance, *, name: str) -> Scored | Broke:
+        """What the checks say of the reference solution, done as an agent would do it."""
+        work = await self.work(instance, instance.reference, name=f"{name}-work")
+        return work if isinstance(work, Broke) else await self.score(instance, work, name=name)
+
+    async def work(self, instance: TaskInstance, script: str, *, name: str) -> bytes | Broke:
+        """The artifacts that `script` leaves, run by `sh` in the workspace of an agent's box."""
+        sandbox = await self.driver.create(self._spec(name, instance.limits))
+        try:
+            await sandbox.put_tar("/workspace", pack(instance.workspace))
+            result = await sandbox.exec(("/bin/sh", "-c", script), timeout_s=_SCRIPT_TIMEOUT_S)
+            if result.exit_code != 0:
+                said = result.stderr.decode(errors="replace").strip()[-200:]
+                return Broke(why=f"the script ended with exit code {result.exit_code}: {said}", wall_s=result.wall_s)
+            return await sandbox.get_tar(instance.artifacts)
+        finally:
+            await sandbox.stop()
+
+    async def _check(
+        self, instance: TaskInstance, tar: bytes, tests: Path, name: str, limits: SandboxLimits
+    ) -> Scored | Broke:
+        sandbox = await self.driver.create(self._spec(name, limits, {"/tests": str(tests)}))
+        try:
+            await sandbox.put_tar("/workspace", tar)
+            result = await sandbox.exec(
+                instance.verify,
+                timeout_s=instance.verify_timeout_s,
+                cwd="/",
+                env=CHECK_ENV,
+                output_cap=_OUTPUT_CAP_BYTES,
+            )
+        except PathRefused as error:
+            return Broke(why=f"the work cannot be unpacked: {error}")
+        finally:
+            await sandbox.stop()
+        return read_verdict(result, instance.reward)
+
+    def _spec(self, name: str, limits: SandboxLimits, binds: Mapping[str, str] | None = None) -> SandboxSpec:
+        return SandboxSpec(name=name, limits=limits, network="none", labels=self.labels, binds=binds or {}, ttl_s=600.0)
+
+
+def passed(outcome: Scored | Broke, instance: TaskInstance) -> bool:
+    return isinstance(outcome, Scored) and outcome.metrics["score"] >= instance.reward.pass_threshold
+
+
+def broken_by_the_work(broke: Broke) -> Scored:
+    """The checks pass the reference but not this work: it broke them, and that earns nothing."""
+    return Scored(reward=0.0, metrics={"score": 0.0, "passed": 0.0, "verifier_broke": 1.0}, wall_s=broke.wall_s)
+
+
+def at_least(limits: SandboxLimits, done_under: SandboxLimits | None) -> SandboxLimits:
+    """Room for whatever the agent could leave, and a little more to check it in."""
+    if done_under is None:
+        return limits
+    return SandboxLimits(
+        memory_mb=max(limits.memory_mb, done_under.memory_mb) + 64,
+        pids=max(limits.pids, done_under.pids),
+        disk_mb=max(limits.disk_mb, done_under.disk_mb) + 16,
+        cpus=max(limits.cpus, done_under.cpus),
+    )
+
+
+async def _clean(work: bytes) -> bytes:
+    return cleaned(work) if len(work) <= _IN_PLACE_BYTES else await asyncio.to_thread(cleaned, work)
+
+
+def _told(outcome: Scored | Broke) -> str:
+    return outcome.why if isinstance(outcome, Broke) else f"reward {outcome.metrics['score']:g}, which is no pass"

@@ -1,0 +1,137 @@
+"""Decides what a sealed attempt is: a failure of ours, work to be checked, or a claim.
+
+Promises: what the policy can cause is never a failure, what it cannot is never a reward.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from openforge.env.verdict import Scored, number
+from openforge.protos import (
+    EpisodeEnded,
+    EpisodeFailed,
+    EpisodeRequested,
+    EpisodeSealed,
+    FailReason,
+    TrajectoryVerified,
+    TurnRecorded,
+    count,
+)
+from openforge.tokens import Conversation, Merged, RecordBroken, merge, rebuild
+
+
+class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+    """All that is told of one attempt."""
+
+    requested: EpisodeRequested
+    ended: EpisodeEnded
+    sealed: EpisodeSealed
+    turns: tuple[TurnRecorded, ...]
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """There will be no verdict."""
+
+    reason: FailReason
+    detail: str
+
+
+class Record(msgspec.Struct, frozen=True):
+    """What the policy did, token for token."""
+
+    conversation: Conversation
+    merged: Merged
+
+
+class ToCheck(msgspec.Struct, frozen=True):
+    """The task has checks: they say what the work is worth."""
+
+
+class Claimed(msgspec.Struct, frozen=True):
+    """Only the environment says what the work is worth, and the run believes it."""
+
+    reward: float
+
+
+def record_of(evidence: Evidence) -> Record | Failure:
+    """The merged turns of an attempt that ended by the policy's doing; otherwise why it failed."""
+    ended, sealed = evidence.ended, evidence.sealed
+    if not ended.reason.policy_can_cause:
+        return Failure(FailReason(ended.reason.value), ended.detail)
+    if sealed.engine_failures:
+        calls = "call was" if sealed.engine_failures == 1 else "calls were"
+        return Failure(FailReason.ENGINE_FAILED, f"{sealed.engine_failures} model {calls} not answered")
+    try:
+        conversation = rebuild(evidence.turns, sealed.turns)
+        merged = merge(conversation)
+    except RecordBroken as error:
+        return Failure(FailReason.RECORD_BROKEN, str(error))
+    if not merged.sampled_tokens:
+        return Failure(FailReason.RECORD_BROKEN, f"the attempt ended as {ended.reason} without a sampled token")
+    return Record(conversation, merged)
+
+
+def rewarded_by(ended: EpisodeEnded, *, has_checks: bool, trust_env_reward: bool) -> ToCheck | Claimed | Failure:
+    """Who says what the work is worth."""
+    if has_checks:
+        return ToCheck()
+    if not trust_env_reward:
+        return Failure(
+            FailReason.UNTRUSTED_CLAIM,
+            "the task has no checks: give it some, or set run.trust_env_reward to believe the environment",
+        )
+    reward = number(ended.claim)
+    if reward is None:
+        return Failure(FailReason.UNTRUSTED_CLAIM, f"the environment claims no number as reward: {ended.claim}")
+    return Claimed(reward)
+
+
+def failed(evidence: Evidence, failure: Failure) -> EpisodeFailed:
+    """The failure as a fact; what was sampled for it is counted."""
+    return EpisodeFailed(
+        run=evidence.sealed.run,
+        episode=evidence.sealed.episode,
+        attempt=evidence.sealed.attempt,
+        reason=failure.reason,
+        detail=failure.detail[:2000],
+        sampled_tokens=sampled_tokens(evidence.turns),
+    )
+
+
+def verified(
+    evidence: Evidence, record: Record, verdict: Scored | Claimed, *, behaviour: dict[str, float], verifier: str
+) -> TrajectoryVerified:
+    """The verdict as a fact, with all that training needs."""
+    requested, ended, merged = evidence.requested, evidence.ended, record.merged
+    checked = isinstance(verdict, Scored)
+    return TrajectoryVerified(
+        run=requested.run,
+        episode=requested.episode,
+        attempt=requested.attempt,
+        group=requested.group,
+        purpose=requested.purpose,
+        task=requested.task,
+        harness=requested.harness,
+        sequences=merged.sequences,
+        temperature=merged.temperature,
+        reward=verdict.reward,
+        rewarded_by="verifier" if checked else "claim",
+        metrics={**(verdict.metrics if isinstance(verdict, Scored) else {}), **behaviour},
+        ended=ended.reason,
+        isolation=ended.isolation,
+        turns=len(record.conversation.turns),
+        prompt_tokens=merged.prompt_tokens,
+        sampled_tokens=merged.sampled_tokens,
+        delivered_fraction=merged.delivered_fraction,
+        dropped=merged.dropped,
+        extra_prefill_ratio=merged.extra_prefill_ratio,
+        breaks=merged.breaks,
+        agent_s=ended.agent_s,
+        verify_s=verdict.wall_s if isinstance(verdict, Scored) else 0.0,
+        verifier=verifier,
+    )
+
+
+def sampled_tokens(turns: Sequence[TurnRecorded]) -> int:
+    return sum(count(turn.sampled) for turn in turns)

@@ -1,0 +1,107 @@
+import pytest
+from attempts import TURN_TOKENS, changed, command, conversation, ended, requested, sealed
+
+from openforge.env.verdict import Scored
+from openforge.protos import BranchCause, EndReason, FailReason, TurnRecorded, covered
+from openforge.verifier.core import (
+    Claimed,
+    Evidence,
+    Failure,
+    Record,
+    ToCheck,
+    failed,
+    record_of,
+    rewarded_by,
+    verified,
+)
+
+REQUEST = requested("shell", "rename")
+TURNS = conversation(REQUEST, command("ls"), command("mv a b"))
+
+
+def _evidence(
+    reason: EndReason = EndReason.FINISHED, turns: list[TurnRecorded] | None = None, **sealing: int
+) -> Evidence:
+    turns = TURNS if turns is None else turns
+    seal = sealed(REQUEST, len(turns), **sealing)
+    return Evidence(requested=REQUEST, ended=ended(REQUEST, reason), sealed=seal, turns=tuple(turns))
+
+
+@pytest.mark.parametrize("reason", [reason for reason in EndReason if reason.policy_can_cause])
+def test_whatever_the_policy_can_cause_is_a_record(reason: EndReason) -> None:
+    assert isinstance(record_of(_evidence(reason)), Record)
+
+
+@pytest.mark.parametrize("reason", [reason for reason in EndReason if not reason.policy_can_cause])
+def test_whatever_it_cannot_cause_is_a_failure_of_that_name_whose_tokens_are_counted(reason: EndReason) -> None:
+    evidence = _evidence(reason)
+    failure = record_of(evidence)
+    assert isinstance(failure, Failure)
+    fact = failed(evidence, failure)
+    assert fact.reason.value == reason.value
+    assert fact.sampled_tokens == 2 * TURN_TOKENS
+
+
+def test_an_answer_that_the_harness_never_got_is_the_engines_failure() -> None:
+    failure = record_of(_evidence(engine_failures=2))
+    assert failure == Failure(FailReason.ENGINE_FAILED, "2 model calls were not answered")
+
+
+def test_a_record_that_contradicts_itself_is_a_failure() -> None:
+    failure = record_of(_evidence(turns=[TURNS[0], changed(TURNS[1], prefix=99)]))
+    assert isinstance(failure, Failure)
+    assert failure.reason is FailReason.RECORD_BROKEN
+
+
+def test_a_sealed_turn_that_is_not_there_is_a_failure() -> None:
+    evidence = Evidence(requested=REQUEST, ended=ended(REQUEST), sealed=sealed(REQUEST, 3), turns=tuple(TURNS))
+    failure = record_of(evidence)
+    assert failure == Failure(FailReason.RECORD_BROKEN, "turn 2 is sealed but was not recorded")
+
+
+def test_an_attempt_without_one_sampled_token_is_a_broken_record() -> None:
+    failure = record_of(_evidence(turns=[]))
+    assert isinstance(failure, Failure)
+    assert failure.reason is FailReason.RECORD_BROKEN
+
+
+def test_checks_come_before_claims() -> None:
+    assert rewarded_by(ended(REQUEST, claim=1.0), has_checks=True, trust_env_reward=True) == ToCheck()
+
+
+def test_a_claim_counts_only_where_the_run_trusts_it() -> None:
+    claim = ended(REQUEST, claim=0.5)
+    assert rewarded_by(claim, has_checks=False, trust_env_reward=True) == Claimed(0.5)
+    refused = rewarded_by(claim, has_checks=False, trust_env_reward=False)
+    assert isinstance(refused, Failure)
+    assert refused.reason is FailReason.UNTRUSTED_CLAIM
+    assert "set run.trust_env_reward" in refused.detail
+
+
+@pytest.mark.parametrize("claim", [None, float("nan"), float("inf"), True])
+def test_a_claim_must_be_a_finite_number(claim: float | None) -> None:
+    refused = rewarded_by(ended(REQUEST, claim=claim), has_checks=False, trust_env_reward=True)
+    assert isinstance(refused, Failure)
+
+
+def test_a_verdict_carries_all_that_training_needs() -> None:
+    evidence = _evidence(EndReason.OUT_OF_TURNS)
+    record = record_of(evidence)
+    assert isinstance(record, Record)
+    scored = Scored(reward=1.0, metrics={"score": 1.0}, wall_s=0.25)
+    fact = verified(evidence, record, scored, behaviour={"behaviour_errors": 2.0}, verifier="v")
+    assert (fact.reward, fact.rewarded_by, fact.ended, fact.turns) == (1.0, "verifier", EndReason.OUT_OF_TURNS, 2)
+    assert (fact.sampled_tokens, fact.prompt_tokens, fact.delivered_fraction) == (2 * TURN_TOKENS, 6, 1.0)
+    assert fact.metrics == {"score": 1.0, "behaviour_errors": 2.0}
+    assert (fact.task, fact.harness, fact.group, fact.temperature) == (REQUEST.task, "agent", "g000000", 0.7)
+    assert [covered(sequence.loss) for sequence in fact.sequences] == [2 * TURN_TOKENS]
+    assert fact.oldest_version() == 2
+
+
+def test_a_claimed_reward_says_so() -> None:
+    evidence = _evidence(turns=[TURNS[0], changed(TURNS[1], cause=BranchCause.REWRITTEN, prefix=4)])
+    record = record_of(evidence)
+    assert isinstance(record, Record)
+    fact = verified(evidence, record, Claimed(0.5), behaviour={}, verifier="v")
+    assert (fact.reward, fact.rewarded_by, len(fact.sequences)) == (0.5, "claim", 2)
+    assert fact.breaks == {BranchCause.REWRITTEN: 1}
