@@ -1,0 +1,113 @@
+"""An environment whose harnesses misbehave, each in one way. For tests of the sandbox manager."""
+
+import asyncio
+import os
+import threading
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from openforge.env.contract import (
+    CommandAgent,
+    EnvCallResult,
+    HarnessKind,
+    LlmArgs,
+    PipelineEnv,
+    TaskFile,
+    TaskInstance,
+    TaskTemplate,
+)
+from openforge.sandbox.contract import Sandbox
+
+ASK = (
+    "exec 3<>/dev/tcp/127.0.0.1/8080;"
+    ' printf "POST %s HTTP/1.1\\r\\nAuthorization: Bearer %s\\r\\n\\r\\n" "$URL" "$KEY" >&3; cat <&3 >/dev/null'
+)
+COMMANDS = {
+    "good": f"{ASK}; cat start.txt > done.txt",
+    "mute": "echo I never asked anything",
+    "absent": "/no/such/harness",
+    "crash": f"{ASK}; echo dying with $KEY >&2; exit 3",
+    "talker": f"{ASK}; {ASK}; {ASK}; exit 1",
+    "endless": f"{ASK}; setsid sleep 9876 & sleep 9876",
+    "hog": f"{ASK}; x=$(head -c 400000000 /dev/zero | tr '\\0' x); echo $x",
+    "writer": f"{ASK}; (setsid sh -c 'while :; do date +%N > clock; done' >/dev/null 2>&1 &); sleep 0.2",
+}
+PIPELINES = ("steps", "sync", "raises", "hangs", "dies", "censored", "claims")
+HARNESSES: dict[str, HarnessKind] = {
+    **dict.fromkeys(COMMANDS, "command"),
+    **dict.fromkeys(PIPELINES, "pipeline"),
+}
+
+
+class Start:
+    id = "start"
+
+    def draw(self, seed: int, split: Literal["train", "heldout"]) -> TaskInstance:
+        return TaskInstance(
+            task=self.id,
+            seed=seed,
+            split=split,
+            instruction="copy start.txt to done.txt",
+            workspace={"start.txt": TaskFile(content=b"%d\n" % seed)},
+            tests={},
+            reference="cp start.txt done.txt",
+            verify=("true",),
+        )
+
+
+def tasks() -> Sequence[TaskTemplate]:
+    return [Start()]
+
+
+def create_command(*, harness: str, instruction: str, llm_args: LlmArgs, **options: Any) -> CommandAgent:
+    env = {"URL": llm_args.base_url.removeprefix("http://127.0.0.1:8080"), "KEY": llm_args.api_key}
+    if harness == "absent":
+        return CommandAgent(argv=(COMMANDS[harness],), env=env)
+    return CommandAgent(
+        argv=("/bin/bash", "/tmp/harness.sh"), env=env, files={"/tmp/harness.sh": COMMANDS[harness].encode()}
+    )
+
+
+def create_env(sandbox: Sandbox, *, harness: str, **options: Any) -> PipelineEnv:
+    return Odd(sandbox, harness)
+
+
+class Odd:
+    def __init__(self, sandbox: Sandbox, harness: str) -> None:
+        self._sandbox = sandbox
+        self._harness = harness
+
+    async def run(self, *, instruction: str, llm_args: LlmArgs, **_: Any) -> EnvCallResult:
+        await ask(llm_args)
+        match self._harness:
+            case "steps":
+                await self._sandbox.exec("cat start.txt > done.txt", timeout_s=5)
+            case "sync":
+                await asyncio.to_thread(self._work_in_a_thread)
+            case "raises":
+                raise RuntimeError(f"boom with {llm_args.api_key}")
+            case "hangs":
+                await asyncio.to_thread(self._hang_in_a_thread)
+            case "dies":
+                os._exit(7)
+            case "censored":
+                return EnvCallResult(status="censored", cause="model call: it never answered")
+            case "claims":
+                return EnvCallResult(status="gave_up", reward=0.5)
+        return EnvCallResult(status="finished", metrics={"threads": float(threading.active_count())})
+
+    def _work_in_a_thread(self) -> None:
+        sync: Any = self._sandbox
+        sync.exec_sync("cat start.txt > done.txt", timeout_s=5)
+
+    def _hang_in_a_thread(self) -> None:
+        sync: Any = self._sandbox
+        sync.exec_sync("sleep 9876", timeout_s=600)
+
+
+async def ask(llm_args: LlmArgs) -> None:
+    host, _, path = llm_args.base_url.removeprefix("http://").partition("/")
+    reader, writer = await asyncio.open_connection(*host.split(":"))
+    writer.write(f"POST /{path} HTTP/1.1\r\nAuthorization: Bearer {llm_args.api_key}\r\n\r\n".encode())
+    await reader.read()
+    writer.close()
