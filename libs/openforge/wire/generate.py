@@ -9,8 +9,9 @@ import msgspec
 
 
 class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """`logprobs` 0: only the sampled token's. `forced_token_ids` is the embedded engine's own: the
-    answer to give, for conformance runs with forced decoding."""
+    """`logprobs` 0: only the sampled token's. `ignore_eos` goes on after the model's end token, for benchmarks;
+    `prompt_logprobs` 0 asks for the prompt's own, temperature 1. `forced_token_ids` is the embedded engine's own:
+    the answer to give, for conformance runs with forced decoding."""
 
     max_tokens: int
     temperature: float = 1.0
@@ -20,6 +21,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     stop: list[str] = []
     stop_token_ids: list[int] = []
     logprobs: int = 0
+    ignore_eos: bool = False
+    prompt_logprobs: int | None = None
     forced_token_ids: list[int] | None = None
 
 
@@ -59,6 +62,10 @@ class Choice(msgspec.Struct, kw_only=True):
     weight_versions: list[WeightVersionSpan] | None = None
 
 
+class PromptLogprob(msgspec.Struct, kw_only=True):
+    logprob: float
+
+
 class Usage(msgspec.Struct, kw_only=True):
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -66,11 +73,15 @@ class Usage(msgspec.Struct, kw_only=True):
 
 
 class GenerateResponse(msgspec.Struct, kw_only=True):
-    """The whole answer, or one streamed chunk of it: then `weight_versions` comes with the last chunk."""
+    """The whole answer, or one streamed chunk of it: then `weight_versions` comes with the last chunk.
+
+    `prompt_logprobs` has one entry a prompt token, keyed by the id as a string; the first is null.
+    """
 
     request_id: str = ""
     model: str = ""
     prompt_token_ids: list[int] | None = None
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None
     choices: list[Choice] = []
     usage: Usage | None = None
 

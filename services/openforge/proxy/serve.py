@@ -1,0 +1,126 @@
+"""The proxy's life: listen, seal what ended, drain."""
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from openforge.bus import BadSettings, Bus, Told
+from openforge.chat.renderers import load_renderer
+from openforge.protos import KEY_BUCKET, EpisodeEnded, Fact
+from openforge.proxy.app import make_app
+from openforge.proxy.context import Context
+from openforge.proxy.desk import Desk, Desks
+from openforge.proxy.keys import Keys
+from openforge.proxy.policy import Policy
+from openforge.proxy.settings import Settings
+from openforge.proxy.upstream import Engine
+from openforge.runs import submitted_config
+from openforge.service import health, log
+
+_ANY_SANDBOX = 0o666
+
+
+async def serve(settings: Settings, bus: Bus, stop: asyncio.Event) -> None:
+    health.not_ready(waiting_for="the run")
+    config, _ = await submitted_config(bus, settings.run)
+    renderer = load_renderer(config.model.renderer, config.model.path)
+    sockets = listen(settings)
+    policy = Policy()
+    fatal: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    async with Engine(settings.engine_url, settings.engine_silence_s) as engine:
+        context = Context(settings, config, renderer, engine, policy, bus, fatal)
+        desks = Desks(lambda episode, attempt: Desk(context, episode, attempt))
+        app = make_app(context, Keys(await bus.bucket(KEY_BUCKET), settings.run), desks)
+        server = _Server(_http(app, settings))
+
+        async def seal(told: Told[EpisodeEnded]) -> AsyncIterator[Fact]:
+            ended = told.fact
+            desk = await desks.of(ended.episode, ended.attempt)
+            sealed = await desk.close()
+            yield sealed
+            desks.forget(ended.episode, ended.attempt)
+            log.info("episode sealed", episode=ended.episode, attempt=ended.attempt, turns=len(sealed.turns))
+
+        background = [
+            asyncio.create_task(policy.follow(bus, settings.run)),
+            asyncio.create_task(
+                bus.work(service="proxy", fact=EpisodeEnded, handler=seal, run=settings.run, in_flight=16)
+            ),
+        ]
+        serving = asyncio.create_task(server.serve(sockets=sockets))
+        health.ready(waiting_for="")
+        log.info("listening", url=settings.proxy_url, socket=str(socket_path(settings) or ""))
+        stopping = asyncio.create_task(stop.wait())
+        watched: set[asyncio.Future[Any]] = {stopping, serving, fatal, *background}
+        await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
+        server.should_exit = True
+        await desks.drain(settings.drain_s)
+        await serving
+        for task in (*background, stopping):
+            task.cancel()
+        ended = await asyncio.gather(*background, return_exceptions=True)
+    for problem in (fatal.exception() if fatal.done() else None, *ended):
+        if isinstance(problem, Exception):
+            raise problem
+
+
+def listen(settings: Settings) -> list[socket.socket]:
+    """The TCP socket, and the UNIX socket that every sandbox user may connect to."""
+    url = urlsplit(settings.proxy_url)
+    if not url.hostname or not url.port:
+        raise BadSettings(f"OPENFORGE_PROXY_URL = {settings.proxy_url!r} has no host and port: use http://HOST:PORT")
+    tcp = socket.socket(socket.AF_INET6 if ":" in url.hostname else socket.AF_INET, socket.SOCK_STREAM)
+    tcp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        tcp.bind((url.hostname, url.port))
+    except OSError as error:
+        tcp.close()
+        raise BadSettings(
+            f"OPENFORGE_PROXY_URL = {settings.proxy_url!r} cannot be listened on ({error}): use a free port"
+        ) from error
+    path = socket_path(settings)
+    return [tcp] if path is None else [tcp, _unix_socket(path)]
+
+
+def socket_path(settings: Settings) -> Path | None:
+    return Path(settings.sockets) / "proxy.sock" if settings.sockets else None
+
+
+def _unix_socket(path: Path) -> socket.socket:
+    """In place at once, also where a dead proxy left its own."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.unlink(missing_ok=True)
+    unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    unix.bind(str(draft))
+    draft.chmod(_ANY_SANDBOX)
+    draft.replace(path)
+    return unix
+
+
+def _http(app: ASGIApp, settings: Settings) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+        timeout_graceful_shutdown=int(settings.drain_s) + 5,
+        backlog=1024,
+    )
+
+
+class _Server(uvicorn.Server):
+    """Signals are the service's business."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield

@@ -1,0 +1,23 @@
+"""Where the proxy runs, and how patient it is."""
+
+import msgspec
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """`proxy_url` and `sockets` are where it listens: on the URL's host and port and at `<sockets>/proxy.sock`.
+
+    `engine_patience_s`: how long a call waits for an engine that does not answer before the harness sees an error.
+    `engine_silence_s`: how long an engine may be silent within one answer.
+    `grace_s`: how long a call goes on when its harness has gone, so that a repeat finds it.
+    `drain_s`: how long open calls may go on after SIGTERM. `body_mb`: the largest request.
+    """
+
+    run: str
+    engine_url: str
+    proxy_url: str
+    sockets: str = ""
+    engine_patience_s: float = 120.0
+    engine_silence_s: float = 180.0
+    grace_s: float = 15.0
+    drain_s: float = 10.0
+    body_mb: int = 32

@@ -1,0 +1,144 @@
+"""The engine over its wire: one call in, checked pieces of one answer out.
+
+Promises: every piece has a log-prob for each id; an answer that ends has a known version for each id; what is
+no answer raises `EngineBroken` where another try may help, `EngineRefused` where it will not.
+"""
+
+import math
+from collections.abc import AsyncGenerator, AsyncIterator
+
+import aiohttp
+import msgspec
+
+from openforge.protos import FinishReason, VersionSpan
+from openforge.wire.generate import Choice, GenerateRequest, GenerateResponse, WeightVersionSpan
+
+SENTINEL = -9000.0
+"""vLLM gives -9999 for tokens that its own processing masked: no sampled token has that."""
+
+_TRY_AGAIN = frozenset({404, 408, 409, 425, 429})
+_CHUNK = msgspec.json.Decoder(GenerateResponse)
+_FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
+
+
+class EngineBroken(Exception):
+    """The engine is away, overloaded, or broke off: the same call may work later."""
+
+
+class EngineRefused(Exception):
+    """The engine will not answer this call, or answered what cannot be."""
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """Some ids of an answer. The last piece has `finish`, and `versions` that cover the whole answer."""
+
+    ids: list[int]
+    logprobs: list[float]
+    finish: FinishReason | None = None
+    stop: str = ""
+    versions: tuple[VersionSpan, ...] = ()
+
+
+class Engine:
+    def __init__(self, url: str, silence_s: float) -> None:
+        self._url = url.rstrip("/") + "/inference/v1/generate"
+        self._silence_s = silence_s
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> "Engine":
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=5.0, sock_read=self._silence_s)
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60.0)
+        self._session = aiohttp.ClientSession(
+            timeout=timeout, connector=connector, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar()
+        )
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        assert self._session is not None
+        await self._session.close()
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Piece]:
+        """The answer as it is sampled. Closing the iterator calls the engine off."""
+        assert self._session is not None
+        try:
+            async with self._session.post(
+                self._url, data=msgspec.json.encode(request), headers={"Content-Type": "application/json"}
+            ) as response:
+                if response.status != 200:
+                    _refuse(response.status, (await response.read())[:500])
+                async for piece in _pieces(response.content, request.token_ids):
+                    yield piece
+        except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
+            raise EngineBroken(f"the engine broke off: {error or type(error).__name__}") from error
+
+
+def _refuse(status: int, body: bytes) -> None:
+    said = f"the engine answered {status}: {body.decode(errors='replace')}"
+    if status >= 500 or status in _TRY_AGAIN:
+        raise EngineBroken(said)
+    raise EngineRefused(said)
+
+
+async def _pieces(content: aiohttp.StreamReader, prompt: list[int]) -> AsyncIterator[Piece]:
+    sampled = 0
+    ended = False
+    async for event in _events(content):
+        if ended or event == b"[DONE]":
+            continue  # read to the end, so that the connection can be used again
+        try:
+            chunk = _CHUNK.decode(event)
+        except msgspec.MsgspecError as error:
+            raise EngineBroken(f"the engine sent what is no chunk of an answer: {error}") from error
+        if chunk.prompt_token_ids is not None and chunk.prompt_token_ids != prompt:
+            raise EngineRefused("the engine answered another prompt than it was sent")
+        for choice in chunk.choices:
+            sampled += len(choice.token_ids)
+            yield _piece(choice, sampled)
+            ended = ended or choice.finish_reason is not None
+    if not ended:
+        raise EngineBroken("the engine's answer has no end")
+
+
+async def _events(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    """The data of each server-sent event."""
+    waiting = b""
+    async for data in content.iter_any():
+        *events, waiting = (waiting + data).split(b"\n\n")
+        for event in events:
+            if event.startswith(b"data: "):
+                yield event[6:].strip()
+
+
+def _piece(choice: Choice, sampled: int) -> Piece:
+    logprobs = [entry.logprob for entry in choice.logprobs.content] if choice.logprobs else []
+    if len(logprobs) != len(choice.token_ids):
+        raise EngineRefused(f"the engine sent {len(logprobs)} log-probs for {len(choice.token_ids)} tokens")
+    if any(not math.isfinite(logprob) or logprob <= SENTINEL for logprob in logprobs):
+        raise EngineRefused("the engine sent a log-prob that no sampled token has")
+    if choice.finish_reason is None:
+        return Piece(choice.token_ids, logprobs)
+    if choice.finish_reason not in _FINISH:
+        raise EngineBroken("the engine called the answer off")
+    return Piece(
+        choice.token_ids,
+        logprobs,
+        _FINISH[choice.finish_reason],
+        choice.stop_reason if isinstance(choice.stop_reason, str) else "",
+        _versions(choice.weight_versions or [], sampled),
+    )
+
+
+def _versions(spans: list[WeightVersionSpan], sampled: int) -> tuple[VersionSpan, ...]:
+    versions: list[VersionSpan] = []
+    position = 0
+    for span in spans:
+        if span.start != position or span.end < span.start:
+            raise EngineRefused(f"the engine's version spans leave a gap or overlap at token {position}")
+        if not span.version.isdecimal():
+            raise EngineBroken(f"the engine serves version {span.version!r}, which is none of ours yet")
+        if span.end > span.start:
+            versions.append(VersionSpan(span.start, span.end - span.start, int(span.version)))
+        position = span.end
+    if position != sampled:
+        raise EngineRefused(f"the engine's version spans cover {position} of {sampled} tokens")
+    return tuple(versions)
