@@ -150,9 +150,9 @@ class Groups:
 
 def kill_group(folder: Path) -> None:
     """SIGKILL to every process in `folder` and below, whatever they fork meanwhile."""
-    try:
+    if (folder / "cgroup.kill").exists():
         (folder / "cgroup.kill").write_text("1")
-    except FileNotFoundError:
+    else:
         for group in _tree(folder):
             _freeze_and_kill(group)
 

@@ -53,13 +53,22 @@ class _Life:
 
 
 class ProcessDriver:
-    """`proxy_socket` is where sandboxes with network `proxy` lead. `owner` labels every sandbox."""
+    """`proxy_socket` is where sandboxes with network `proxy` lead. `owner` labels every sandbox.
+
+    `hierarchies` are the control groups to use, this host's own where None. Raises `CannotIsolate`.
+    """
 
     def __init__(
-        self, state_dir: Path, *, proxy_socket: Path | None = None, owner: str = "", allow_reduced: bool = False
+        self,
+        state_dir: Path,
+        *,
+        proxy_socket: Path | None = None,
+        owner: str = "",
+        allow_reduced: bool = False,
+        hierarchies: cgroups.Hierarchies | None = None,
     ) -> None:
         self.bubblewrap = find_bubblewrap()
-        self.hierarchies = _find_limits(allow_reduced)
+        self.hierarchies = hierarchies or _find_limits(allow_reduced)
         self.isolation: Literal["full", "reduced"] = "full" if self.hierarchies else "reduced"
         self._state_dir = state_dir
         self._proxy_socket = proxy_socket
