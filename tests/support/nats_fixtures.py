@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from flaky_network import FlakyNetwork
 
 from openforge.bus import Bus, BusSettings
 from openforge.bus.server import NatsServer, ServerConfig, free_port
@@ -29,3 +30,12 @@ async def bus(bus_settings: BusSettings) -> AsyncIterator[Bus]:
     async with Bus.connect(bus_settings, name="test") as bus:
         await bus.set_up()
         yield bus
+
+
+@pytest.fixture
+async def network(nats_server: NatsServer) -> AsyncIterator[FlakyNetwork]:
+    """A way to the server that tests can break."""
+    network = FlakyNetwork(nats_server.config.port)
+    await network.start()
+    yield network
+    await network.close()

@@ -9,8 +9,8 @@ import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 import msgspec
@@ -28,7 +28,6 @@ logger = logging.getLogger("openforge.bus")
 
 ACK_TIMEOUT_S = 5.0
 RECONNECT_WAIT_S = 0.25
-NO_STREAM_PATIENCE_S = 10.0
 HEADROOM = 4096  # headers share max_payload with the payload
 _OLDEST_SERVER = (2, 11)  # batched direct get
 _PAGE = 512
@@ -69,6 +68,9 @@ class Ack(msgspec.Struct):
 
 
 _read_ack = msgspec.json.Decoder(Ack).decode
+
+
+Answer = asyncio.Future[Msg]
 
 
 class Backoff:
@@ -132,16 +134,17 @@ class Link:
         self.name = name
         self.nonce = secrets.token_hex(8)
         self.epoch = 0
-        self.client: Client = Client()
+        self.client = _Client()
+        self.client.link = self
         self.js: JetStreamContext = self.client.jetstream(timeout=ACK_TIMEOUT_S)
         self._up = asyncio.Event()
         self._closed = asyncio.Event()
         self._refused: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         self._inboxes: set[Inbox] = set()
-        self._waiting: dict[str, asyncio.Future[bytes]] = {}
+        self._waiting: dict[str, Answer] = {}
         self._deadlines: deque[tuple[float, str]] = deque()
         self._tokens = 0
-        self._acks_at = ""
+        self._answers_at = ""
         self._sweeper: asyncio.Task[None] | None = None
         self._last_error: BaseException | None = None
 
@@ -172,8 +175,8 @@ class Link:
         version = self.client.connected_server_version
         if (version.major, version.minor) < _OLDEST_SERVER:
             raise NoServer(f"the NATS server at {self.settings.url} is {version}: 2.11 or newer is needed")
-        self._acks_at = f"_INBOX.{self.client._nuid.next().decode()}"
-        await self.client.subscribe(f"{self._acks_at}.*", cb=self._on_ack, pending_bytes_limit=0)
+        self._answers_at = f"_INBOX.{self.client._nuid.next().decode()}"
+        await self.client.subscribe(f"{self._answers_at}.*", cb=self._on_answer, pending_bytes_limit=0)
         self._sweeper = asyncio.create_task(self._sweep())
         self._up.set()
 
@@ -266,15 +269,16 @@ class Link:
 
     # -- publish, with an answer
 
-    async def send(self, subject: str, payload: bytes, headers: dict[str, str] | None) -> asyncio.Future[bytes]:
-        """Put a message on its way. The future holds the raw answer, or `Lost` or `NoStream`."""
+    async def send(self, subject: str, payload: bytes, headers: dict[str, str] | None = None) -> Answer:
+        """Put a message on its way. The future holds the answer, or `Lost` or `NoStream`."""
         self._tokens += 1
         token = f"{self._tokens:x}"
-        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        future: Answer = asyncio.get_running_loop().create_future()
         self._waiting[token] = future
         self._deadlines.append((time.monotonic() + ACK_TIMEOUT_S, token))
         try:
-            await self.client.publish(subject, payload, f"{self._acks_at}.{token}", headers)
+            with _cancellations_kept():
+                await self.client.publish(subject, payload, f"{self._answers_at}.{token}", headers)
         except nats.errors.ConnectionClosedError as error:
             self._fail(token, BusClosed(str(error)))
         except (*_BREAKS, OSError) as error:
@@ -289,15 +293,14 @@ class Link:
         await self.up()
         return await self.settle(subject, payload, headers, await self.send(subject, payload, headers))
 
-    async def settle(
-        self, subject: str, payload: bytes, headers: dict[str, str] | None, answer: asyncio.Future[bytes]
-    ) -> Ack:
+    async def settle(self, subject: str, payload: bytes, headers: dict[str, str] | None, answer: Answer) -> Ack:
         """Wait for the answer to `send`, and send again until there is one."""
-        backoff = Backoff()
+        backoff = Backoff(last_s=2.0)
         since = time.monotonic()
+        at_once = answer.done()  # an answer that lay here while others were waited for says nothing of now
         while True:
             try:
-                ack = _read_ack(await answer)
+                ack = _read_ack((await answer).data)
                 if ack.error is None:
                     return ack
                 self._judge(subject, ack.error)
@@ -311,7 +314,9 @@ class Link:
             waited_s = time.monotonic() - since
             if waited_s > 1:
                 logger.warning("telling waits", extra={"fields": {"subject": subject, "s": waited_s, "why": why}})
-            await backoff.pause()
+            if not at_once:
+                await backoff.pause()
+            at_once = False
             await self.up()
             answer = await self.send(subject, payload, headers)
 
@@ -323,24 +328,21 @@ class Link:
             raise Refused(f"{subject} was refused: {error.description} (error {error.err_code})")
 
     async def _expect_stream(self, subject: str, since: float) -> None:
-        if time.monotonic() - since < NO_STREAM_PATIENCE_S:
+        if time.monotonic() - since < self.settings.connect_timeout_s:
             return
-        with suppress(nats.errors.Error, TimeoutError):
-            names = await self.js._api_request(
-                "$JS.API.STREAM.NAMES", msgspec.json.encode({"subject": subject}), timeout=ACK_TIMEOUT_S
-            )
-            if not names.get("streams"):
-                raise Refused(f"no stream takes {subject}: call `await bus.set_up()` first")
+        names = await self.ask_api("STREAM.NAMES", {"subject": subject})
+        if not names.get("streams"):
+            raise Refused(f"no stream takes {subject}: call `await bus.set_up()` first")
 
-    async def _on_ack(self, message: Msg) -> None:
-        future = self._waiting.pop(message.subject[len(self._acks_at) + 1 :], None)
+    async def _on_answer(self, message: Msg) -> None:
+        future = self._waiting.pop(message.subject[len(self._answers_at) + 1 :], None)
         if future is None or future.done():
             return
         if message.headers and message.headers.get("Status") == "503":
             future.set_exception(NoStream(message.subject))
             future.exception()
         else:
-            future.set_result(message.data)
+            future.set_result(message)
 
     def _fail(self, token: str, error: Exception) -> None:
         future = self._waiting.pop(token, None)
@@ -370,14 +372,12 @@ class Link:
         while True:
             await self.up()
             try:
-                return await self.client.request(subject, payload, timeout=ACK_TIMEOUT_S)
-            except nats.errors.NoRespondersError:
+                return await (await self.send(subject, payload))
+            except NoStream:
                 silent_since = silent_since or time.monotonic()
-                if time.monotonic() - silent_since > NO_STREAM_PATIENCE_S:
+                if time.monotonic() - silent_since > self.settings.connect_timeout_s:
                     raise BusError(f"nobody answers {subject}: is JetStream enabled on {self.settings.url}?") from None
-            except nats.errors.ConnectionClosedError as error:
-                raise BusClosed(str(error)) from error
-            except (nats.errors.TimeoutError, TimeoutError, *_BREAKS):
+            except Lost:
                 silent_since = None
             await backoff.pause()
 
@@ -481,6 +481,42 @@ class Link:
             self._inboxes.discard(inbox)
             with suppress(nats.errors.Error, OSError):
                 await subscription.unsubscribe()
+
+
+class _Client(Client):  # type: ignore[misc]  # nats-py's types are not followed
+    """nats-py's client, asking over the link.
+
+    Its own `request` waits with `asyncio.wait_for`, which on Python 3.11 forgets a cancellation that comes
+    together with the answer: a worker that nobody can stop any more.
+    """
+
+    link: "Link"
+
+    async def request(
+        self,
+        subject: str,
+        payload: bytes = b"",
+        timeout: float = ACK_TIMEOUT_S,
+        old_style: bool = False,
+        headers: dict[str, Any] | None = None,
+    ) -> Msg:
+        try:
+            async with asyncio.timeout(timeout):
+                return await (await self.link.send(subject, payload, headers))
+        except (TimeoutError, Lost):
+            raise nats.errors.TimeoutError from None
+        except NoStream:
+            raise nats.errors.NoRespondersError from None
+
+
+@contextmanager
+def _cancellations_kept() -> Iterator[None]:
+    """nats-py's flush swallows a cancellation while it waits for the socket; raise it again."""
+    task = asyncio.current_task()
+    before = task.cancelling() if task else 0
+    yield
+    if task and task.cancelling() > before:
+        raise asyncio.CancelledError
 
 
 def status_of(message: Msg) -> str | None:

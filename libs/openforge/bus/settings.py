@@ -36,7 +36,8 @@ class BusSettings(msgspec.Struct, frozen=True, kw_only=True):
     """`url` may list several servers of one cluster, separated by commas.
 
     Credentials: a `creds` file, an `nkey_seed_file`, or `user` with `password_file`. `blobs` says where large
-    bytes lie: nothing for the bus's own object store, a folder, or `s3://bucket/prefix`.
+    bytes lie: nothing for the bus's own object store, a folder, or `s3://bucket/prefix`. A server, or a stream, that is
+    not there may come within `connect_timeout_s`.
     """
 
     url: str = DEFAULT_URL

@@ -4,7 +4,6 @@ Promises: a fact that was told is stored; its natural key is taken for ever; a t
 repeated because its answer was lost is one telling, not two.
 """
 
-import asyncio
 from collections import deque
 from collections.abc import Iterable
 from itertools import count
@@ -14,7 +13,7 @@ from openforge.blobs import Blobs
 from openforge.bus import tracing
 from openforge.bus.envelope import BLOB, BLOB_SIZE, ENCODING, FENCE, MSG_ID, seal
 from openforge.bus.errors import AlreadyTold, Undecodable
-from openforge.bus.link import Fenced, Link
+from openforge.bus.link import Answer, Fenced, Link
 from openforge.bus.receive import payload_of, place_of, told_of
 from openforge.bus.streams import stream_of
 from openforge.protos import Fact
@@ -62,7 +61,7 @@ class Teller:
         A key that holds other bytes raises the first `AlreadyTold`, after everything sent is settled.
         """
         sequences: list[int] = []
-        sent: deque[tuple[_Telling, asyncio.Future[bytes]]] = deque()
+        sent: deque[tuple[_Telling, Answer]] = deque()
         in_flight_bytes = 0
         await self._link.up()
         try:
@@ -93,10 +92,10 @@ class Teller:
         payload = await sealed(self._link, self._blobs, data, headers)
         return _Telling(fact, data, fact.subject(), payload, headers)
 
-    async def _send(self, telling: _Telling) -> "asyncio.Future[bytes]":
+    async def _send(self, telling: _Telling) -> Answer:
         return await self._link.send(telling.subject, telling.payload, telling.headers)
 
-    async def _settle(self, telling: _Telling, answer: "asyncio.Future[bytes]") -> int:
+    async def _settle(self, telling: _Telling, answer: Answer) -> int:
         link = self._link
         while True:
             try:
@@ -122,7 +121,7 @@ class Teller:
             raise AlreadyTold(telling.subject, place.sequence, False, None) from error
         raise AlreadyTold(telling.subject, place.sequence, same, existing)
 
-    async def _settle_or_same(self, telling: _Telling, answer: "asyncio.Future[bytes]") -> int:
+    async def _settle_or_same(self, telling: _Telling, answer: Answer) -> int:
         try:
             return await self._settle(telling, answer)
         except AlreadyTold as already:

@@ -21,7 +21,7 @@ from openforge.bus import tracing
 from openforge.bus.consumer import SILENCE_S, Consumer
 from openforge.bus.dead import Dead
 from openforge.bus.errors import AlreadyTold, BusClosed, Undecodable, Zombie
-from openforge.bus.link import Inbox, Link, Lost, status_of
+from openforge.bus.link import Inbox, Link, Lost, NoStream, status_of
 from openforge.bus.receive import Place, place_of, told_of
 from openforge.bus.streams import stream_of
 from openforge.bus.tell import Teller
@@ -162,8 +162,8 @@ class Worker:
 
     async def _done(self, message: Msg) -> None:
         """An acknowledgement that gets lost costs a second delivery, so wait until the server has it."""
-        with suppress(nats.errors.Error, TimeoutError, Lost):
-            await message.ack_sync(timeout=5.0)
+        with suppress(Lost, NoStream):
+            await (await self._link.send(message.reply, b"+ACK", None))
 
     async def _again(self, message: Msg, place: Place, error: Exception) -> None:
         pause_s = self._job.pause_s(place.deliveries)
