@@ -243,6 +243,8 @@ class Link:
     async def _on_error(self, error: BaseException) -> None:
         self._last_error = error
         logger.debug("bus error", extra={"fields": {"error": repr(error)}})
+        if not self.client.is_connected and self.client._transport:
+            self.client._transport.close()  # nats-py leaves a connection open that failed half-way
         refused = isinstance(error, nats.errors.AuthorizationError) or "authorization" in str(error).lower()
         if refused and not self._refused.done():
             self._refused.set_result(error)
@@ -356,9 +358,15 @@ class Link:
         self._deadlines.clear()
 
     async def _sweep(self) -> None:
-        """Answers that are late count as lost."""
+        """Answers that are late count as lost, and a client that no longer tries to reconnect as closed."""
         while True:
             await asyncio.sleep(0.5)
+            trying = self.client._reconnection_task
+            if self.client.is_reconnecting and trying is not None and trying.done():
+                self._last_error = self._last_error if trying.cancelled() else trying.exception()
+                logger.error("bus given up", extra={"fields": {"error": repr(self._last_error)}})
+                await self.client.close()
+                await self._on_closed()
             now = time.monotonic()
             while self._deadlines and self._deadlines[0][0] < now:
                 self._fail(self._deadlines.popleft()[1], Lost(f"no answer within {ACK_TIMEOUT_S:g} s"))
