@@ -100,11 +100,9 @@ async def test_a_fact_above_the_largest_payload_lies_in_the_blobs(bus: Bus) -> N
     assert already.value.same
 
 
-async def test_a_telling_before_set_up_says_what_to_do(
-    bus_settings: BusSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("openforge.bus.link.NO_STREAM_PATIENCE_S", 0.2)
-    async with Bus.connect(bus_settings, name="test") as bus:
+async def test_a_telling_before_set_up_says_what_to_do(bus_settings: BusSettings) -> None:
+    hasty = msgspec.structs.replace(bus_settings, connect_timeout_s=1.0)
+    async with Bus.connect(hasty, name="test") as bus:
         with pytest.raises(Refused, match="set_up"):
             await bus.tell(stopped(0))
 
