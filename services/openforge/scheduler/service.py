@@ -27,11 +27,18 @@ async def serve(settings: Settings, bus: Bus, stop: asyncio.Event) -> None:
     scheduler = Scheduler(settings, bus)
     await scheduler.recall()
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(scheduler.follow()), group.create_task(scheduler.act())]
+        tasks = {group.create_task(scheduler.follow()), group.create_task(scheduler.act())}
         await stop.wait()
+        await _end(tasks)
+    await scheduler.remember()
+
+
+async def _end(tasks: set[asyncio.Task[NoReturn]]) -> None:
+    """Cancel until it works: a cancellation that meets an answer gets lost in Python 3.11's `wait_for`."""
+    while tasks:
         for task in tasks:
             task.cancel()
-    await scheduler.remember()
+        _, tasks = await asyncio.wait(tasks, timeout=0.5)
 
 
 class Scheduler:
