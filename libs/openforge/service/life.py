@@ -95,6 +95,9 @@ def _last_line(error: BaseException) -> int:
     if (zombie := _find(error, Zombie)) is not None:
         log.error("zombie", why=str(zombie))
         return ZOMBIE
+    if (wrong := _find(error, BadSettings)) is not None:
+        log.error("bad settings", why=str(wrong))
+        return BAD_SETTINGS
     if (known := _find(error, BusError)) is not None:
         log.error("bus failed", why=str(known), error=None if isinstance(error, BusError) else error)
         return FAILED

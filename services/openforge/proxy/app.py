@@ -8,9 +8,9 @@ import asyncio
 import re
 import time
 
-from fastapi import FastAPI
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from openforge.chat import chat_completions
@@ -79,12 +79,14 @@ def make_app(context: Context, keys: Keys, desks: Desks) -> ASGIApp:
     async def elsewhere(request: Request) -> ASGIApp:
         return _refused(chat_completions, Problem.NOT_FOUND, f"there is nothing at {request.url.path}")
 
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_route("/ep/{name}", stub, methods=["GET", "HEAD"])  # type: ignore[arg-type]
-    app.add_route("/ep/{name}/{rest:path}", attempt, methods=_METHODS)  # type: ignore[arg-type]
-    app.add_route("/", stub, methods=["GET", "HEAD"])  # type: ignore[arg-type]
-    app.add_route("/{rest:path}", elsewhere, methods=_METHODS)  # type: ignore[arg-type]
-    return app
+    return Router(
+        [
+            Route("/ep/{name}/{rest:path}", attempt, methods=_METHODS),
+            Route("/ep/{name}", stub, methods=["GET", "HEAD"]),
+            Route("/", stub, methods=["GET", "HEAD"]),
+            Route("/{rest:path}", elsewhere, methods=_METHODS),
+        ]
+    )
 
 
 def _route(rest: str) -> str:

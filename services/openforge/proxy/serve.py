@@ -13,7 +13,9 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from openforge.bus import BadSettings, Bus, Told
-from openforge.chat.renderers import load_renderer
+from openforge.chat.chatml import BadTokenizer
+from openforge.chat.contract import Renderer
+from openforge.chat.renderers import UnknownRenderer, load_renderer
 from openforge.protos import KEY_BUCKET, EpisodeEnded, Fact
 from openforge.proxy.app import make_app
 from openforge.proxy.context import Context
@@ -22,7 +24,7 @@ from openforge.proxy.keys import Keys
 from openforge.proxy.policy import Policy
 from openforge.proxy.settings import Settings
 from openforge.proxy.upstream import Engine
-from openforge.runs import submitted_config
+from openforge.runs import RunConfig, submitted_config
 from openforge.service import health, log
 
 _ANY_SANDBOX = 0o666
@@ -31,7 +33,7 @@ _ANY_SANDBOX = 0o666
 async def serve(settings: Settings, bus: Bus, stop: asyncio.Event) -> None:
     health.not_ready(waiting_for="the run")
     config, _ = await submitted_config(bus, settings.run)
-    renderer = load_renderer(config.model.renderer, config.model.path)
+    renderer = _renderer(config)
     sockets = listen(settings)
     policy = Policy()
     fatal: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -72,12 +74,20 @@ async def serve(settings: Settings, bus: Bus, stop: asyncio.Event) -> None:
             raise problem
 
 
+def _renderer(config: RunConfig) -> Renderer:
+    try:
+        return load_renderer(config.model.renderer, config.model.path)
+    except (UnknownRenderer, BadTokenizer, FileNotFoundError) as error:
+        raise BadSettings(str(error)) from error
+
+
 def listen(settings: Settings) -> list[socket.socket]:
     """The TCP socket, and the UNIX socket that every sandbox user may connect to."""
     url = urlsplit(settings.proxy_url)
     if not url.hostname or not url.port:
         raise BadSettings(f"OPENFORGE_PROXY_URL = {settings.proxy_url!r} has no host and port: use http://HOST:PORT")
-    tcp = socket.socket(socket.AF_INET6 if ":" in url.hostname else socket.AF_INET, socket.SOCK_STREAM)
+    family = socket.AF_INET6 if ":" in url.hostname else socket.AF_INET
+    tcp = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # named, or asyncio leaves Nagle's delay on
     tcp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         tcp.bind((url.hostname, url.port))
@@ -112,6 +122,7 @@ def _http(app: ASGIApp, settings: Settings) -> uvicorn.Config:
         log_config=None,
         access_log=False,
         lifespan="off",
+        proxy_headers=False,
         server_header=False,
         timeout_graceful_shutdown=int(settings.drain_s) + 5,
         backlog=1024,

@@ -11,14 +11,24 @@ import aiohttp
 import msgspec
 
 from openforge.protos import FinishReason, VersionSpan
-from openforge.wire.generate import Choice, GenerateRequest, GenerateResponse, WeightVersionSpan
+from openforge.wire.generate import Choice, GenerateRequest, WeightVersionSpan
 
 SENTINEL = -9000.0
 """vLLM gives -9999 for tokens that its own processing masked: no sampled token has that."""
 
 _TRY_AGAIN = frozenset({404, 408, 409, 425, 429})
-_CHUNK = msgspec.json.Decoder(GenerateResponse)
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
+
+
+class _Chunk(msgspec.Struct):
+    """What is read of a `GenerateResponse`; the prompt only as bytes, since it is long and normally as expected."""
+
+    choices: list[Choice] = []
+    prompt_token_ids: msgspec.Raw = msgspec.Raw(b"null")
+
+
+_CHUNK = msgspec.json.Decoder(_Chunk)
+_NO_IDS = b"null"
 
 
 class EngineBroken(Exception):
@@ -89,7 +99,7 @@ async def _pieces(content: aiohttp.StreamReader, prompt: list[int]) -> AsyncIter
             chunk = _CHUNK.decode(event)
         except msgspec.MsgspecError as error:
             raise EngineBroken(f"the engine sent what is no chunk of an answer: {error}") from error
-        if chunk.prompt_token_ids is not None and chunk.prompt_token_ids != prompt:
+        if not _same_prompt(bytes(chunk.prompt_token_ids), prompt):
             raise EngineRefused("the engine answered another prompt than it was sent")
         for choice in chunk.choices:
             sampled += len(choice.token_ids)
@@ -97,6 +107,15 @@ async def _pieces(content: aiohttp.StreamReader, prompt: list[int]) -> AsyncIter
             ended = ended or choice.finish_reason is not None
     if not ended:
         raise EngineBroken("the engine's answer has no end")
+
+
+def _same_prompt(told: bytes, prompt: list[int]) -> bool:
+    if told in (_NO_IDS, msgspec.json.encode(prompt)):
+        return True
+    try:
+        return msgspec.json.decode(told, type=list[int]) == prompt
+    except msgspec.MsgspecError:
+        return False
 
 
 async def _events(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:

@@ -1,0 +1,1 @@
+"""What things cost, measured on this machine."""
