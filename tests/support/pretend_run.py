@@ -16,21 +16,28 @@ import msgspec
 
 from openforge.protos import (
     BatchTrained,
+    BranchCause,
     EndReason,
+    EngineIdentity,
     EpisodeFailed,
     EpisodeRequested,
     Fact,
     FailReason,
+    FinishReason,
     GroupClosed,
     GroupOpened,
     PolicyPublished,
     PolicyServed,
     RetireReason,
     RunSubmitted,
+    Sampling,
     Sequence,
     Span,
+    Timing,
     TrajectoryRetired,
     TrajectoryVerified,
+    TurnRecorded,
+    TurnStatus,
     VersionSpan,
     pack_ids,
     pack_logprobs,
@@ -104,12 +111,12 @@ class PretendRun:
 
     # The run, from its submission to its end.
 
-    def run(self) -> "PretendRun":
+    def run(self, until_s: float = float("inf")) -> "PretendRun":
         text, digest = canonical(self.config)
         self._tell(RunSubmitted(run="r", generation=0, config=text, config_digest=digest))
         self._publish(0)
         self._decide()
-        while self._events:
+        while self._events and self._events[0][0] <= until_s:
             self.now, _, act = heapq.heappop(self._events)
             act()
             self._decide()
@@ -263,6 +270,7 @@ class PretendRun:
     def _end(self, request: EpisodeRequested, version: int, duration_s: float) -> None:
         self._attempt_open.discard(request.episode)
         self.slot_seconds += duration_s
+        self._record(self._turn(request, max(version, 0)))
         if self.random.random() < self.weather.failing:
             reason = self.random.choice([FailReason.SANDBOX_FAILED, FailReason.HOST_LOST, FailReason.ENGINE_FAILED])
             if request.attempt + 1 >= self.config.pacing.attempts or request.group in self._gone:
@@ -273,6 +281,26 @@ class PretendRun:
         self._durations[request.episode] = duration_s
         self._verdicts[request.episode] = verdict = self._verdict(request, version)
         self._tell(verdict)
+
+    def _turn(self, request: EpisodeRequested, version: int) -> TurnRecorded:
+        return TurnRecorded(
+            run="r",
+            episode=request.episode,
+            attempt=request.attempt,
+            turn=0,
+            parent=None,
+            cause=BranchCause.START,
+            prefix=0,
+            suffix=pack_ids([1]),
+            sampled=pack_ids([2, 3]),
+            logprobs=pack_logprobs([-0.5, -0.5]),
+            versions=(VersionSpan(0, 2, version),),
+            finish=FinishReason.STOP,
+            status=TurnStatus.DELIVERED,
+            sampling=Sampling(temperature=1.0),
+            engine=EngineIdentity(engine="one"),
+            timing=Timing(received_at=self.now),
+        )
 
     def _verdict(self, request: EpisodeRequested, version: int) -> TrajectoryVerified:
         rng = random.Random(f"{self.weather.seed}/{request.group}")

@@ -13,6 +13,12 @@ def eval_group(version: int, ordinal: int) -> str:
     return f"e{version:03d}-{ordinal:06d}"
 
 
+def eval_version(group: str) -> int | None:
+    """The weight version that the group evaluates; None for a training group."""
+    version = group[1:].partition("-")[0]
+    return int(version) if group.startswith("e") and version.isdigit() else None
+
+
 def episode_of(group: str, member: int) -> str:
     return f"{group}-{member}"
 
