@@ -9,9 +9,12 @@ import msgspec
 
 
 class SamplingParams(msgspec.Struct, kw_only=True):
-    """Always sent whole: vLLM's own defaults are others. `logprobs` 0: only the sampled token's. `ignore_eos` goes on after the model's end token, for benchmarks;
+    """Always sent whole: vLLM's own defaults are others.
+
+    `logprobs` 0: only the sampled token's. `ignore_eos` goes on after the model's end token, for benchmarks;
     `prompt_logprobs` 0 asks for the prompt's own, temperature 1. `forced_token_ids` is the embedded engine's own:
-    the answer to give, for conformance runs with forced decoding."""
+    the answer to give, for conformance runs with forced decoding.
+    """
 
     max_tokens: int
     temperature: float = 1.0
