@@ -1,0 +1,344 @@
+"""Continuous batching: requests join and leave between steps, prompts are computed once for all that share them.
+
+Promises: every request makes progress or ends; after a change of weights nothing that the old ones computed is
+read again, and each token carries the version that sampled it. No thread, clock or socket: `step` is the time.
+"""
+
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from statistics import mode
+
+import msgspec
+import torch
+
+from openforge.engine.attention import Decode, Fill, OwnRows, SharedPrefix, Step
+from openforge.engine.llama import Llama
+from openforge.engine.prefix_tree import PrefixTree, common_prefix
+from openforge.engine.rows import Row, Rows
+from openforge.engine.sampler import Draw, sample
+from openforge.engine.stopping import Ended, StopRule
+from openforge.wire.generate import SamplingParams, WeightVersionSpan
+
+_WORTH_SHARING = 16  # tokens; a shorter common prefix is copied to each request
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """`fill_tokens` is how many prompt tokens one step computes at most, `cache_tokens` what the tree may hold."""
+
+    requests: int = 64
+    fill_tokens: int = 256
+    cache_tokens: int = 16384
+
+
+class Served(msgspec.Struct, frozen=True):
+    """The weights in use and the name of their version."""
+
+    model: Llama
+    version: str
+
+
+class Request:
+    """One call. The lists grow while it runs; `ended` is set with the last token."""
+
+    def __init__(self, request_id: str, prompt: list[int], params: SamplingParams, rule: StopRule) -> None:
+        self.id = request_id
+        self.prompt = prompt
+        self.params = params
+        self.rule = rule
+        self.sampled: list[int] = []
+        self.logprobs: list[float] = []
+        self.spans: list[WeightVersionSpan] = []
+        self.ended: Ended | None = None
+        self.cached_tokens = 0
+        self.row: Row | None = None
+        self.shared: torch.Tensor | None = None
+        self.shared_key: tuple[int, int] = (0, 0)
+        self._luck = random.Random(params.seed)
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.prompt + self.sampled
+
+    @property
+    def last_token(self) -> int:
+        return self.sampled[-1] if self.sampled else self.prompt[-1]
+
+    def draw(self) -> Draw:
+        """What decides its next token."""
+        forced = self.params.forced_token_ids
+        return Draw(
+            temperature=self.params.temperature,
+            top_k=self.params.top_k,
+            top_p=self.params.top_p,
+            uniform=self._luck.random(),
+            forced=forced[len(self.sampled)] if forced is not None else None,
+        )
+
+    def take(self, token: int, logprob: float, version: str) -> None:
+        self.sampled.append(token)
+        self.logprobs.append(logprob)
+        count = len(self.sampled)
+        if self.spans and self.spans[-1].version == version:
+            self.spans[-1].end = count
+        else:
+            self.spans.append(WeightVersionSpan(version=version, start=count - 1, end=count))
+        self.ended = self.rule.ended(self.sampled)
+
+
+class _Prompt:
+    """A prompt being computed for the request that came first; others that share it wait."""
+
+    def __init__(self, request: Request, tokens: list[int], kv: torch.Tensor, done: int) -> None:
+        self.request = request
+        self.tokens = tokens
+        self.kv = kv
+        self.done = done
+
+
+class Counters(msgspec.Struct):
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    preemptions: int = 0
+    steps: int = 0
+
+
+class Batch:
+    """All requests of one engine and the weights they run on."""
+
+    def __init__(self, served: Served, limits: Limits) -> None:
+        self.served = served
+        self.counters = Counters()
+        self.limits = limits
+        self._waiting: deque[Request] = deque()
+        self._prompts: list[_Prompt] = []
+        self._running: list[Request] = []
+        self._use(served)
+
+    @property
+    def running(self) -> int:
+        return len(self._running) + len(self._prompts)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def cache_usage(self) -> float:
+        return self._tree.tokens_held / max(self.limits.cache_tokens, 1)
+
+    def add(self, request: Request) -> None:
+        self._waiting.append(request)
+
+    def swap(self, served: Served) -> None:
+        """Go on with other weights: whatever runs is computed anew from its tokens, and keeps its turn."""
+        again = [*self._running, *(prompt.request for prompt in self._prompts)]
+        self.counters.preemptions += len(self._running)
+        for request in again:
+            request.row = request.shared = None
+        self._waiting.extendleft(reversed(again))
+        self._running, self._prompts = [], []
+        self._use(served)
+
+    def rename(self, version: str) -> None:
+        """The same weights under another version's name."""
+        self.served = Served(self.served.model, version)
+
+    def forget_prefixes(self) -> None:
+        self._tree = PrefixTree(self.limits.cache_tokens)
+
+    def abort(self, wanted: Callable[[Request], bool]) -> list[Request]:
+        """End what is wanted with the tokens it has; those requests."""
+        everyone = [*self._waiting, *(prompt.request for prompt in self._prompts), *self._running]
+        gone = [request for request in everyone if wanted(request)]
+        for request in gone:
+            request.ended = Ended("abort")
+            self._release(request)
+        self._waiting = deque(request for request in self._waiting if request.ended is None)
+        self._prompts = [prompt for prompt in self._prompts if prompt.request.ended is None]
+        self._running = [request for request in self._running if request.ended is None]
+        return gone
+
+    def step(self, *, admit: bool = True) -> list[Request]:
+        """One forward pass; the requests that have one token more."""
+        if admit:
+            self._admit()
+        fills = self._next_fills()
+        if not self._running and not fills:
+            return []
+        self.counters.steps += 1
+        decoding = self._order_running()
+        hidden = self._forward(decoding, fills)
+        self._finish_fills(fills)
+        if decoding:
+            self._sample(decoding, hidden[: len(decoding)])
+        return decoding
+
+    def score(self, prompt: Sequence[int], answer: Sequence[int]) -> list[float]:
+        """Log-probs of a given answer, float32, temperature 1, computed apart from all requests."""
+        return score(self.served.model, prompt, answer)
+
+    def _use(self, served: Served) -> None:
+        shape, dtype = served.model.shape, served.model.dtype
+        self.served = served
+        self._tree = PrefixTree(self.limits.cache_tokens)
+        self._rows = Rows(shape.layers, shape.kv_heads, shape.head_size, dtype)
+
+    # Joining
+
+    def _admit(self) -> None:
+        """Start what waits, in order, while there is room. A prompt that another is computing is waited for."""
+        kept: list[Request] = []
+        while self._waiting and self.running < self.limits.requests:
+            request = self._waiting.popleft()
+            if not self._start(request):
+                kept.append(request)
+        self._waiting.extendleft(reversed(kept))
+
+    def _start(self, request: Request) -> bool:
+        tokens = request.tokens
+        need = len(tokens) - 1
+        pieces = self._tree.match(tokens, need)
+        held = sum(piece.length for piece in pieces)
+        if any(common_prefix(prompt.tokens, tokens) > held for prompt in self._prompts):
+            return False
+        if not request.sampled:
+            request.cached_tokens = held
+            self.counters.prompt_tokens += len(tokens)
+            self.counters.prefix_queries += need
+            self.counters.prefix_hits += held
+        if held == need:
+            self._join(request)
+            return True
+        kv = _empty_kv(self.served.model, need)
+        at = 0
+        for piece in pieces:
+            kv[:, :, :, at : at + piece.length] = piece.kv
+            at += piece.length
+        self._prompts.append(_Prompt(request, tokens[:need], kv, held))
+        return True
+
+    def _join(self, request: Request, computed: torch.Tensor | None = None) -> None:
+        """The request decodes from the next step on. `computed` stands in for what the tree had no room for."""
+        need = len(request.prompt) + len(request.sampled) - 1
+        pieces = self._tree.match(request.tokens, need)
+        parts = [piece.kv for piece in pieces]
+        if sum(piece.length for piece in pieces) < need:
+            assert computed is not None
+            parts = [computed]
+        elif pieces and (shared := self._worth_sharing(request, pieces[0].length)):
+            request.shared = parts[0][:, :, :, :shared]
+            request.shared_key = (request.shared.data_ptr(), shared)
+            parts[0] = parts[0][:, :, :, shared:]
+        request.row = self._rows.claim(parts)
+        self._running.append(request)
+
+    def _worth_sharing(self, request: Request, longest: int) -> int:
+        """How many of the first tokens to read together with others: what most waiting prompts have in common with
+        this one, so that all who come in one wave share the same prefix."""
+        tokens = request.tokens
+        others = (common_prefix(tokens, other.prompt) for other in self._waiting)
+        shorter = [common for common in others if _WORTH_SHARING <= common < longest]
+        if shorter:
+            return mode(shorter)
+        return longest if longest >= _WORTH_SHARING else 0
+
+    # Computing
+
+    def _next_fills(self) -> list[tuple[_Prompt, Fill]]:
+        budget, fills = self.limits.fill_tokens, []
+        for prompt in self._prompts:
+            count = min(budget, len(prompt.tokens) - prompt.done)
+            if count == 0:
+                break
+            fills.append((prompt, Fill(prompt.kv, prompt.done, prompt.done + count)))
+            budget -= count
+        return fills
+
+    def _order_running(self) -> list[Request]:
+        """Running requests in the order in which their rows lie."""
+        for request in self._running:
+            assert request.row is not None
+            request.row = self._rows.make_room(request.row)
+        by_row = {request.row: request for request in self._running}
+        return [by_row[row] for rows in self._rows.classes for row in rows.rows]
+
+    def _forward(self, decoding: list[Request], fills: list[tuple[_Prompt, Fill]]) -> torch.Tensor:
+        tokens = [request.last_token for request in decoding]
+        positions = [len(request.prompt) + len(request.sampled) - 1 for request in decoding]
+        for prompt, fill in fills:
+            tokens += prompt.tokens[fill.start : fill.end]
+            positions += range(fill.start, fill.end)
+        attend = Step(len(decoding), self._decode(decoding) if decoding else None, [fill for _, fill in fills])
+        hidden = self.served.model.forward(torch.tensor(tokens), torch.tensor(positions), attend)
+        for request in decoding:
+            assert request.row is not None
+            request.row.length += 1
+        return hidden
+
+    def _decode(self, decoding: list[Request]) -> Decode:
+        own, first = [], 0
+        for rows in self._rows.classes:
+            own.append(OwnRows(rows, first))
+            first += len(rows.rows)
+        members: dict[tuple[int, int], list[int]] = {}
+        for index, request in enumerate(decoding):
+            if request.shared is not None:
+                members.setdefault(request.shared_key, []).append(index)
+        shared = []
+        for indices in members.values():
+            kv = decoding[indices[0]].shared
+            assert kv is not None
+            shared.append(SharedPrefix(kv, indices, len(decoding)))
+        return Decode(own, shared)
+
+    def _finish_fills(self, fills: list[tuple[_Prompt, Fill]]) -> None:
+        for prompt, fill in fills:
+            prompt.done = fill.end
+            if prompt.done == len(prompt.tokens):
+                self._prompts.remove(prompt)
+                self._tree.insert(prompt.tokens, prompt.kv)
+                self._join(prompt.request, prompt.kv)
+
+    def _sample(self, decoding: list[Request], hidden: torch.Tensor) -> None:
+        logits = self.served.model.logits(hidden)
+        ids, logprobs = sample(logits, [request.draw() for request in decoding])
+        self.counters.generation_tokens += len(ids)
+        for request, token, logprob in zip(decoding, ids, logprobs, strict=True):
+            request.take(token, logprob, self.served.version)
+            if request.ended is not None:
+                self._remember(request)
+                self._release(request)
+        self._running = [request for request in self._running if request.ended is None]
+
+    # Leaving
+
+    def _remember(self, request: Request) -> None:
+        """The next call of the same conversation begins with this one's tokens."""
+        assert request.row is not None
+        start = 0 if request.shared is None else request.shared.shape[3]
+        self._tree.insert(request.tokens[:-1], self._rows.kv(request.row), kv_start=start)
+
+    def _release(self, request: Request) -> None:
+        if request.row is not None:
+            self._rows.release(request.row)
+        request.row = request.shared = None
+
+
+def score(model: Llama, prompt: Sequence[int], answer: Sequence[int]) -> list[float]:
+    """Log-probs of `answer` after `prompt`, float32, temperature 1."""
+    tokens = [*prompt, *answer]
+    need = len(tokens) - 1
+    fill = Fill(_empty_kv(model, need), 0, need)
+    hidden = model.forward(torch.tensor(tokens[:need]), torch.arange(need), Step(0, None, [fill]))
+    logits = model.logits(hidden[len(prompt) - 1 :])
+    chosen = torch.tensor(list(answer))
+    picked = logits.log_softmax(-1).gather(1, chosen[:, None])[:, 0]
+    return [float(value) for value in picked]
+
+
+def _empty_kv(model: Llama, tokens: int) -> torch.Tensor:
+    shape = model.shape
+    return torch.zeros(shape.layers, 2, shape.kv_heads, tokens, shape.head_size, dtype=model.dtype)

@@ -1,0 +1,84 @@
+"""From a weights folder to a model that may serve.
+
+Promises: what comes out is what the manifest says, byte for byte, and computes what its writer computed; nothing that
+serves is touched before that is known.
+"""
+
+import hashlib
+import time
+from pathlib import Path
+
+import msgspec
+import torch
+
+from openforge.engine.batching import score
+from openforge.engine.checkpoint import read_shape, read_tensors
+from openforge.engine.llama import Llama
+from openforge.weights import MANIFEST, BadWeights, Manifest, Probe, check, read_manifest
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+PROBE_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.5}  # bfloat16 rounds each layer's sums, by up to 0.34 as measured
+
+
+class Loaded(msgspec.Struct, frozen=True, kw_only=True):
+    """A model and what is known of it. A folder without manifest has version "" and digest ""."""
+
+    model: Llama
+    folder: Path
+    version: str = ""
+    incarnation: int = 0
+    digest: str = ""
+    probe_error: float = 0.0
+    load_s: float = 0.0
+
+
+def load(folder: Path, dtype: str, *, digest: str = "") -> Loaded:
+    """`dtype` is what the engine serves in. `digest` is that of the fact, where there is one. Raises `BadWeights`."""
+    began = time.monotonic()
+    manifest = _checked_manifest(folder, digest)
+    with torch.inference_mode():
+        shape = read_shape(folder)
+        model = Llama(shape, read_tensors(folder, shape), DTYPES[dtype])
+        error = 0.0
+        if manifest and manifest.probe:
+            coarser = "bfloat16" if "bfloat16" in (dtype, manifest.dtype) else "float32"
+            error = probe_error(model, manifest.probe, folder, coarser)
+    return Loaded(
+        model=model,
+        folder=folder,
+        version=str(manifest.version) if manifest else "",
+        incarnation=manifest.incarnation if manifest else 0,
+        digest=digest or (_digest(folder) if manifest else ""),
+        probe_error=error,
+        load_s=time.monotonic() - began,
+    )
+
+
+def probe_error(model: Llama, probe: Probe, folder: Path, dtype: str) -> float:
+    """The largest difference to the log-probs that the manifest states; raises `BadWeights` beyond the tolerance.
+
+    `dtype` is the coarser of the weights' and the engine's.
+    """
+    found = score(model, probe.prompt_ids, probe.token_ids)
+    return judge_probe(found, probe, folder, dtype)
+
+
+def judge_probe(found: list[float], probe: Probe, folder: Path, dtype: str) -> float:
+    error = max(abs(a - b) for a, b in zip(found, probe.logprobs, strict=True))
+    if not error <= PROBE_TOLERANCE[dtype]:  # also where it is not a number
+        raise BadWeights(
+            f"weights {folder}: the log-prob probe differs by {error:.4g} from the manifest, more than "
+            f"{PROBE_TOLERANCE[dtype]:g} in {dtype}: wrong or partly loaded weights, not served."
+        )
+    return error
+
+
+def _checked_manifest(folder: Path, digest: str) -> Manifest | None:
+    if not digest and not folder.joinpath(MANIFEST).exists():
+        return None
+    check(folder, digest or _digest(folder))
+    return read_manifest(folder)
+
+
+def _digest(folder: Path) -> str:
+    return hashlib.sha256(folder.joinpath(MANIFEST).read_bytes()).hexdigest()

@@ -1,0 +1,125 @@
+"""What has been computed before, as a tree of token runs; each node holds the keys and values of its run.
+
+Promises: a match is the longest prefix that the tree holds; the tokens held never exceed the budget;
+the tree belongs to one set of weights and is thrown away with it, so nobody ever reads another version's.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+TOKEN_DIM = 3  # keys and values have shape (layers, 2, kv heads, tokens, head size)
+
+
+class Node:
+    """One run of tokens below its parent. `kv` covers exactly these tokens."""
+
+    __slots__ = ("children", "kv", "parent", "tokens", "used_at")
+
+    def __init__(self, tokens: list[int], kv: torch.Tensor, parent: "Node | None") -> None:
+        self.tokens = tokens
+        self.kv = kv
+        self.parent = parent
+        self.children: dict[int, Node] = {}
+        self.used_at = 0
+
+
+class Piece:
+    """The first `length` tokens of a node, as part of a match."""
+
+    __slots__ = ("length", "node")
+
+    def __init__(self, node: Node, length: int) -> None:
+        self.node = node
+        self.length = length
+
+    @property
+    def kv(self) -> torch.Tensor:
+        return self.node.kv[:, :, :, : self.length]
+
+
+class PrefixTree:
+    def __init__(self, budget_tokens: int) -> None:
+        self.tokens_held = 0
+        self._budget = budget_tokens
+        self._children: dict[int, Node] = {}
+        self._clock = 0
+
+    def match(self, tokens: Sequence[int], limit: int) -> list[Piece]:
+        """The longest run of pieces whose tokens are the first of `tokens`, at most `limit` of them."""
+        self._clock += 1
+        pieces: list[Piece] = []
+        children, position = self._children, 0
+        while position < limit and (node := children.get(tokens[position])) is not None:
+            node.used_at = self._clock
+            length = common_prefix(node.tokens, tokens[position : min(limit, position + len(node.tokens))])
+            pieces.append(Piece(node, length))
+            position += length
+            if length < len(node.tokens):
+                break
+            children = node.children
+        return pieces
+
+    def insert(self, tokens: Sequence[int], kv: torch.Tensor, kv_start: int = 0) -> None:
+        """Add what the tree does not hold of `tokens`; `kv` covers the tokens from `kv_start` on.
+
+        Nothing is added where the tree holds less than `kv_start` of them, or where it would not fit.
+        """
+        pieces = self.match(tokens, len(tokens))
+        held = sum(piece.length for piece in pieces)
+        if held == len(tokens) or held < kv_start or not self._make_room(len(tokens) - held, pieces):
+            return
+        parent = self._parent_of(pieces[-1]) if pieces else None
+        rest = list(tokens[held:])
+        node = Node(rest, kv[:, :, :, held - kv_start : len(tokens) - kv_start].clone(), parent)
+        node.used_at = self._clock
+        (parent.children if parent else self._children)[rest[0]] = node
+        self.tokens_held += len(rest)
+
+    def _parent_of(self, last: Piece) -> Node:
+        """The node that ends where the piece ends: the piece's own, split if need be.
+
+        The upper part stays where it is in memory: requests that share it are known by its address.
+        """
+        node, length = last.node, last.length
+        if length == len(node.tokens):
+            return node
+        upper = Node(node.tokens[:length], node.kv[:, :, :, :length], node.parent)
+        upper.used_at = node.used_at
+        self._siblings(node)[node.tokens[0]] = upper
+        node.kv = node.kv[:, :, :, length:].clone()
+        node.tokens = node.tokens[length:]
+        node.parent = upper
+        upper.children[node.tokens[0]] = node
+        return upper
+
+    def _siblings(self, node: Node) -> dict[int, Node]:
+        return node.parent.children if node.parent else self._children
+
+    def _make_room(self, tokens: int, keep: list[Piece]) -> bool:
+        """Drop the leaves that were not used for longest, until `tokens` more fit."""
+        if tokens > self._budget:
+            return False
+        kept = {id(piece.node) for piece in keep}
+        while self.tokens_held + tokens > self._budget:
+            leaves = [node for node in self._nodes() if not node.children and id(node) not in kept]
+            if not leaves:
+                return False
+            oldest = min(leaves, key=lambda node: node.used_at)
+            del self._siblings(oldest)[oldest.tokens[0]]
+            self.tokens_held -= len(oldest.tokens)
+        return True
+
+    def _nodes(self) -> list[Node]:
+        found = list(self._children.values())
+        for node in found:
+            found.extend(node.children.values())
+        return found
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens two runs have in common at the start."""
+    shorter = min(len(a), len(b))
+    if a[:shorter] == b[:shorter]:
+        return shorter
+    return next(position for position in range(shorter) if a[position] != b[position])

@@ -1,0 +1,133 @@
+"""The life of an engine: follow what is published, serve the newest, say so.
+
+Promises: a version is told as served only after it answers with the probe's log-probs; bad weights leave what is served
+as it is; the process ends with an error only when it has nothing to serve.
+"""
+
+import asyncio
+import os
+import secrets
+from pathlib import Path
+
+from openforge.bus import CAUGHT_UP, AlreadyTold, Bus, Cursors
+from openforge.engine.backend import Backend
+from openforge.engine.policy import Newest
+from openforge.engine.settings import Settings
+from openforge.protos import PolicyPublished, PolicyServed
+from openforge.runs import RunConfig, submitted_config
+from openforge.service import BadSettings, health, log
+from openforge.weights import BadWeights
+
+
+class NothingToServe(RuntimeError):
+    """The weights that were published cannot be loaded, and no others are served."""
+
+
+async def serve(settings: Settings, bus: Bus, stop: asyncio.Event) -> None:
+    health.not_ready(waiting_for="the run")
+    engine = Engine(settings, bus)
+    living, stopping = asyncio.create_task(engine.live()), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait((living, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if living.done():
+            living.result()
+    finally:
+        for task in (living, stopping):
+            task.cancel()
+        await asyncio.gather(living, stopping, return_exceptions=True)
+
+
+class Engine:
+    """One engine process of a run. `name` is its own, never used before."""
+
+    def __init__(self, settings: Settings, bus: Bus) -> None:
+        self.name = settings.engine_name or f"engine-{os.getpid()}-{secrets.token_hex(4)}"
+        self._settings = settings
+        self._bus = bus
+        self._newest = Newest()
+        self._changed = asyncio.Event()
+
+    async def live(self) -> None:
+        """Until it is cancelled, or has nothing to serve."""
+        config, _ = await submitted_config(self._bus, self._settings.run)
+        backend = make_backend(self._settings, config)
+        try:
+            await backend.start()
+            health.not_ready(waiting_for="the first version", url=self._settings.engine_url, engine=self.name)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._follow())
+                group.create_task(self._keep_newest_served(backend))
+                group.create_task(_wait(backend.died))
+        finally:
+            await backend.stop()
+
+    async def _follow(self) -> None:
+        caught_up = False
+        async for told in self._bus.follow(("policy",), run=self._settings.run, cursors=Cursors()):
+            if told is CAUGHT_UP:
+                caught_up = True
+            elif isinstance(told.fact, PolicyPublished):
+                self._newest.apply(told.fact)
+            if caught_up and self._newest.due() is not None:
+                self._changed.set()
+
+    async def _keep_newest_served(self, backend: Backend) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            while (published := self._newest.due()) is not None:
+                await self._apply(backend, published)
+
+    async def _apply(self, backend: Backend, published: PolicyPublished) -> None:
+        said = log.bind(version=published.version, incarnation=published.incarnation)
+        try:
+            outcome = await backend.apply(Path(published.location), published.digest, published.version)
+        except BadWeights as error:
+            self._newest.refuses(published)
+            said.error("weights refused", why=str(error), still_serving=self._newest.served is not None)
+            if self._newest.served is None and self._newest.due() is None:
+                raise NothingToServe(f"no published weights can be served: {error}") from error
+            return
+        self._newest.serves(published)
+        await self._tell_served(published, outcome.probe_error, outcome.load_s)
+        said.info("policy served", probe_error=outcome.probe_error, load_s=round(outcome.load_s, 3))
+        health.ready(waiting_for="", version=published.version, incarnation=published.incarnation)
+
+    async def _tell_served(self, published: PolicyPublished, probe_error: float, load_s: float) -> None:
+        served = PolicyServed(
+            run=self._settings.run,
+            version=published.version,
+            incarnation=published.incarnation,
+            engine=self.name,
+            digest=published.digest,
+            probe_error=probe_error,
+            load_s=load_s,
+        )
+        try:
+            await self._bus.tell(served)
+        except AlreadyTold:  # a named engine that was started again serves what it served before
+            log.info("policy already told as served", version=published.version)
+
+
+def make_backend(settings: Settings, config: RunConfig) -> Backend:
+    """Heavy imports wait until the run says which backend it needs and with how many threads."""
+    if config.engine.kind == "vllm":
+        raise BadSettings('engine.kind = "vllm" is not there yet: use "embedded"')
+    threads = str(config.engine.threads)
+    os.environ |= {"OMP_NUM_THREADS": threads, "OMP_WAIT_POLICY": "PASSIVE"}
+    from openforge.engine.embedded import EngineOptions
+    from openforge.engine.in_process import InProcessBackend
+
+    options = EngineOptions(
+        dtype=config.engine.dtype,
+        threads=config.engine.threads,
+        max_requests=config.engine.max_requests,
+        context=config.model.context,
+        cache_mb=settings.engine_cache_mb,
+        fill_tokens=settings.engine_fill_tokens,
+    )
+    return InProcessBackend(settings.engine_url, options)
+
+
+async def _wait(died: asyncio.Future[None]) -> None:
+    await died

@@ -1,0 +1,22 @@
+"""Where an engine runs. What it serves is in the run file."""
+
+import msgspec
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """`engine_url` is where it listens: a private address, for its weight calls have no authentication.
+
+    `engine_cache_mb` is the memory for prefixes: more saves prompt computation where many conversations are open.
+    `engine_fill_tokens` is how many prompt tokens one step computes at most: more starts answers
+    earlier and makes running ones wait longer. `engine_name` distinguishes engines of one run; by default it is made
+    anew for each process. `vllm_python` is the interpreter that has vLLM, where the run file asks for it.
+    """
+
+    run: str
+    engine_url: str
+    engine_cache_mb: int = 1024
+    engine_fill_tokens: int = 256
+    engine_name: str = ""
+    vllm_python: str = ""
+    weight_call_timeout_s: float = 120.0
+    home: str = ""
