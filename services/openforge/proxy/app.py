@@ -45,10 +45,9 @@ class Door:
             raise Refusal(Problem.UNKNOWN_KEY, "no valid model key: send the attempt's own key as a Bearer token")
         if name != f"{key.episode}.{key.attempt}":
             raise Refusal(Problem.UNKNOWN_KEY, "the key does not belong to the attempt in the URL")
-        desk = await self._desks.of(key.episode, key.attempt)
         if key.ended or time.time() > key.expires_at:
-            desk.refuse()
-        return key, desk
+            self._desks.refuse(key.episode, key.attempt)
+        return key, await self._desks.open(key.episode, key.attempt)
 
 
 def _secret(request: Request) -> str:

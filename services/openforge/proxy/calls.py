@@ -158,7 +158,12 @@ class Call:
             return await self._record(self, TurnStatus.DELIVERED)
         if self.sampled.ids and (self._problem is None or self.shown):
             await self._record(self, self._how_it_ended())
-        raise self._problem or Refusal(Problem.ENDED, "the attempt has ended, or this call was given up")
+        raise self._problem or self._called_off()
+
+    def _called_off(self) -> Refusal:
+        if self._status is TurnStatus.ABANDONED and self.entry.listeners:
+            return Refusal(Problem.ENGINE_FAILED, "the proxy is stopping: repeat the call")
+        return Refusal(Problem.ENDED, "the attempt has ended")
 
     def _how_it_ended(self) -> TurnStatus:
         """Whatever was sampled to its end is abandoned, not aborted."""

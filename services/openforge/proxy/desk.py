@@ -8,6 +8,7 @@ import asyncio
 import dataclasses
 import hashlib
 from collections.abc import Callable
+from typing import NoReturn
 
 from openforge.bus import AlreadyTold, Zombie
 from openforge.chat.canonical import retry_digest
@@ -25,8 +26,13 @@ from openforge.proxy.calls import Call, Order, Refusal
 from openforge.proxy.context import Context
 from openforge.proxy.core import Asked, Attempt, Join, PromptTooLong, Replay, Turn, reply_of, room, turn_fact
 from openforge.service import log
+from openforge.tokens import RecordBroken
 
 _MOST_CONTESTED = 3
+
+
+def ended(name: str) -> Refusal:
+    return Refusal(Problem.ENDED, f"attempt {name} has ended: it takes no more model calls")
 
 
 class Desk:
@@ -44,6 +50,7 @@ class Desk:
         self._telling = asyncio.Lock()
         self._ordinal = 0
         self._failed: set[str] = set()
+        self._told: set[int] = set()
 
     async def load(self) -> "Desk":
         """Take up what was told before."""
@@ -53,9 +60,16 @@ class Desk:
 
     async def _load_turns(self) -> None:
         told = await self._context.bus.read(TurnRecorded, self._run, self._episode, self._attempt)
+        facts = [entry.fact for entry in told]
+        self._told = {fact.turn for fact in facts}
         tree = Attempt(self._context.renderer)
-        tree.restore([entry.fact for entry in told])
         tree.open = self._tree.open
+        try:
+            tree.restore(facts)
+        except RecordBroken as error:
+            log.error("record broken", error=error, episode=self._episode, attempt=self._attempt)
+            self.closed = True  # the verifier says what that means; here nothing can be continued
+            return
         self._tree = tree
         self._ordinal = max(self._ordinal, len(tree.turns))
 
@@ -88,10 +102,10 @@ class Desk:
         )
         return self._begin(order)
 
-    def refuse(self) -> None:
+    def refuse(self) -> NoReturn:
         """The attempt is over. Raises `Refusal`."""
         self.refused += 1
-        raise Refusal(Problem.ENDED, f"attempt {self._name} has ended: it takes no more model calls")
+        raise ended(self._name)
 
     def _sampling(self, key: AttemptKey, request: Request, prompt_tokens: int) -> Sampling:
         pinned = self._context.config.sampling
@@ -181,6 +195,7 @@ class Desk:
             sampled_tokens=len(call.sampled.ids),
             s=fact.timing.recorded_s,
         )
+        self._told.add(fact.turn)
         return self._tree.add(fact, order.placement, reply)
 
     # -- the end
@@ -195,7 +210,7 @@ class Desk:
             run=self._run,
             episode=self._episode,
             attempt=self._attempt,
-            turns=tuple(turn.number for turn in self._tree.turns),
+            turns=tuple(sorted(self._told)),
             refused=self.refused,
             engine_failures=len(self._failed),
         )
@@ -219,6 +234,20 @@ class Desks:
     def __init__(self, open_desk: Callable[[str, int], Desk]) -> None:
         self._open_desk = open_desk
         self._desks: dict[tuple[str, int], asyncio.Task[Desk]] = {}
+        self._sealed: set[tuple[str, int]] = set()
+
+    def refuse(self, episode: str, attempt: int) -> NoReturn:
+        """The attempt's key opens nothing any more. Raises `Refusal`."""
+        task = self._desks.get((episode, attempt))
+        if task is not None and task.done() and not task.exception():
+            task.result().refuse()
+        raise ended(f"{episode}.{attempt}")
+
+    async def open(self, episode: str, attempt: int) -> Desk:
+        """The desk, for a caller; raises `Refusal` where everything is over."""
+        if (episode, attempt) in self._sealed:
+            raise ended(f"{episode}.{attempt}")
+        return await self.of(episode, attempt)
 
     async def of(self, episode: str, attempt: int) -> Desk:
         key = (episode, attempt)
@@ -232,8 +261,9 @@ class Desks:
                 del self._desks[key]
             raise
 
-    def forget(self, episode: str, attempt: int) -> None:
+    def sealed(self, episode: str, attempt: int) -> None:
         self._desks.pop((episode, attempt), None)
+        self._sealed.add((episode, attempt))
 
     async def drain(self, timeout_s: float) -> None:
         desks = [task.result() for task in self._desks.values() if task.done() and not task.exception()]

@@ -28,6 +28,8 @@ from openforge.runs import RunConfig, submitted_config
 from openforge.service import health, log
 
 _ANY_SANDBOX = 0o666
+_KEEP_ALIVE_S = 600
+"""Longer than any tool runs: a connection that we close first may cost the harness a call."""
 
 
 async def serve(settings: Settings, bus: Bus, stop: asyncio.Event) -> None:
@@ -48,7 +50,7 @@ async def serve(settings: Settings, bus: Bus, stop: asyncio.Event) -> None:
             desk = await desks.of(ended.episode, ended.attempt)
             sealed = await desk.close()
             yield sealed
-            desks.forget(ended.episode, ended.attempt)
+            desks.sealed(ended.episode, ended.attempt)
             log.info("episode sealed", episode=ended.episode, attempt=ended.attempt, turns=len(sealed.turns))
 
         background = [
@@ -123,6 +125,7 @@ def _http(app: ASGIApp, settings: Settings) -> uvicorn.Config:
         access_log=False,
         lifespan="off",
         proxy_headers=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
         server_header=False,
         timeout_graceful_shutdown=int(settings.drain_s) + 5,
         backlog=1024,

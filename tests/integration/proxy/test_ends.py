@@ -8,12 +8,23 @@ import sys
 from pathlib import Path
 
 import httpx
+import msgspec
 import openai
 import pytest
 from proxy_fixtures import ProxyAtWork
 from stub_engine import Gate, StubEngine, stopped
 
-from openforge.protos import BranchCause, EndReason, EpisodeEnded, TurnStatus, unpack_ids
+from openforge.bus.server import NatsServer
+from openforge.protos import (
+    KEY_BUCKET,
+    AttemptKey,
+    BranchCause,
+    EndReason,
+    EpisodeEnded,
+    TurnStatus,
+    key_entry,
+    unpack_ids,
+)
 from openforge.proxy.serve import listen
 from openforge.tokens import merge, rebuild
 
@@ -236,6 +247,62 @@ async def started_process(proxy: ProxyAtWork, tmp_path: Path) -> asyncio.subproc
             assert process.returncode is None
             await asyncio.sleep(0.05)
     return process
+
+
+async def test_calls_that_outlive_the_drain_time_are_told_to_repeat(
+    proxy: ProxyAtWork, stub_engine: StubEngine
+) -> None:
+    gate = Gate(upto=1)
+    stub_engine.pace = gate
+    answer = asyncio.create_task(post(proxy.base_url(), bearer(await proxy.key())))
+    await gate.reached.wait()
+    await proxy.stop()
+    assert (await answer).status_code == 500
+    [turn] = await proxy.turns()
+    assert turn.status is TurnStatus.ABANDONED
+
+
+async def test_calls_that_come_between_the_end_and_the_seal_are_counted(
+    proxy: ProxyAtWork, stub_engine: StubEngine
+) -> None:
+    key = await proxy.key()
+    await post(proxy.base_url(), bearer(key))
+    bucket = await proxy.bus.bucket(KEY_BUCKET)
+    entry = AttemptKey.decode((await bucket.get(key_entry("r", key))).value or b"")
+    await bucket.put(key_entry("r", key), msgspec.structs.replace(entry, ended=True).encode())
+    await proxy.stop()
+    await proxy.start()
+    answers = [await post(proxy.base_url(), bearer(key)) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [409, 409]
+    assert (await proxy.end()).turns == (0,)
+
+
+async def test_an_attempt_whose_record_contradicts_itself_is_sealed_as_it_is(proxy: ProxyAtWork) -> None:
+    key = await proxy.key()
+    await post(proxy.base_url(), bearer(key))
+    [turn] = await proxy.turns()
+    await proxy.bus.tell(msgspec.structs.replace(turn, turn=1, parent=7, prefix=3))
+    await proxy.stop()
+    await proxy.start()
+    assert (await post(proxy.base_url(), bearer(key))).status_code == 409
+    assert (await proxy.end()).turns == (0, 1)
+
+
+async def test_a_bus_that_restarts_in_the_middle_costs_nothing(
+    proxy: ProxyAtWork, stub_engine: StubEngine, nats_server: NatsServer
+) -> None:
+    gate = Gate()
+    stub_engine.pace = gate
+    answer = asyncio.create_task(post(proxy.base_url(), bearer(await proxy.key())))
+    await gate.reached.wait()
+    await nats_server.kill()
+    gate.open()
+    await asyncio.sleep(0.3)
+    assert not answer.done()
+    await nats_server.start()
+    assert (await answer).status_code == 200
+    assert len(await proxy.turns()) == 1
+    assert (await proxy.end()).turns == (0,)
 
 
 async def test_a_taken_port_is_named(idle_proxy: ProxyAtWork, stub_engine: StubEngine) -> None:
