@@ -17,6 +17,9 @@ from openforge.sandbox_manager.settings import Settings
 from openforge.service import health, log
 
 
+_ACK_WAIT_S = 10.0  # how long a dead manager's attempts wait for the next one
+
+
 class Manager:
     def __init__(self, settings: Settings, bus: Bus, shared: Attempts) -> None:
         self._settings = settings
@@ -145,6 +148,7 @@ async def serve(settings: Settings, bus: Bus, stop: asyncio.Event) -> None:
                     on_dead=manager.give_up,
                     run=settings.run,
                     in_flight=settings.manager_slots,
+                    ack_wait_s=_ACK_WAIT_S,
                 )
             )
             await stop.wait()

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from process_watch import pids_of
 from sandbox_drivers import SMALL, full_driver
 
 from openforge.sandbox.contract import SandboxLost, SandboxSpec
@@ -20,17 +21,6 @@ from openforge.sandbox.process.cgroups import Hierarchies, find_hierarchies
 def groups_of(word: str) -> list[Path]:
     roots = {*find_hierarchies().v1.values(), find_hierarchies().v2} - {""}
     return [place for root in roots for place in (Path(root) / "openforge").glob(f"*{word}*")]
-
-
-def processes_of(word: str) -> list[int]:
-    found = []
-    for place in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if word in place.read_text(errors="replace"):
-                found.append(int(place.parent.name))
-        except OSError:
-            continue
-    return found
 
 
 def mounts() -> str:
@@ -64,8 +54,8 @@ async def test_two_hundred_sandboxes_leave_nothing_behind(tmp_path: Path) -> Non
     assert list((tmp_path / "state" / "boxes").iterdir()) == []
     await driver.close()
     assert groups_of("leaves-nothing") == []
-    assert processes_of("sleep\x006543") == []
-    assert processes_of(str(tmp_path)) == []
+    assert pids_of("sleep\x006543") == []
+    assert pids_of(str(tmp_path)) == []
     assert mounts() == mounts_before
     assert list((tmp_path / "state").glob("base-*")) == []
     assert len(os.listdir("/proc/self/fd")) <= descriptors_before
@@ -95,12 +85,12 @@ async def test_a_killed_owner_takes_its_sandboxes_with_it_and_the_next_one_clear
     owner = start_owner(tmp_path / "state")
     assert owner.stdout is not None
     assert await asyncio.to_thread(owner.stdout.readline) == "ready\n"
-    assert len(processes_of("sleep\x005432")) == 3
+    assert len(pids_of("sleep\x005432")) == 3
     assert await survivor.reconcile({"run": "r"}) == 0  # nobody is dead yet
     owner.send_signal(signal.SIGKILL)
     await asyncio.to_thread(owner.wait)
     owner.stdout.close()
-    await until(lambda: not processes_of("sleep\x005432"))
+    await until(lambda: not pids_of("sleep\x005432"))
     assert groups_of("doomed") != []
     assert await survivor.reconcile({"run": "another"}) == 0
     assert await survivor.reconcile({"run": "r"}) == 3
@@ -113,7 +103,7 @@ async def test_a_killed_owner_takes_its_sandboxes_with_it_and_the_next_one_clear
 async def test_a_killed_launcher_loses_its_sandboxes_and_the_next_create_works(tmp_path: Path) -> None:
     driver = full_driver(tmp_path / "state")
     box = await driver.create(SandboxSpec(name="first"))
-    launcher = [pid for pid in processes_of("process/launcher.py") if parent_of(pid) == os.getpid()]
+    launcher = [pid for pid in pids_of("process/launcher.py") if parent_of(pid) == os.getpid()]
     os.kill(launcher[0], signal.SIGKILL)
     with pytest.raises(SandboxLost):
         await box.exec("sleep 60", timeout_s=60)
@@ -132,10 +122,10 @@ async def test_the_freezer_alone_can_end_a_sandbox(tmp_path: Path) -> None:
     box = await driver.create(SandboxSpec(name="v1-only", limits=SMALL))
     late = await box.exec("env -i setsid sh -c 'sleep 4321 & sleep 4321' & sleep 4321", timeout_s=0.5)
     assert late.timed_out
-    assert processes_of("sleep\x004321") == []
+    assert pids_of("sleep\x004321") == []
     await box.exec("(sleep 4321 >/dev/null 2>&1 &)", timeout_s=5)
     await box.stop()
-    assert processes_of("sleep\x004321") == []
+    assert pids_of("sleep\x004321") == []
     await driver.close()
     assert groups_of("v1-only") == []
 

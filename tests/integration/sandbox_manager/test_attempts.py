@@ -3,10 +3,10 @@
 import asyncio
 import io
 import tarfile
-from pathlib import Path
 
 import pytest
 from manager_floor import RUN, Floor
+from process_watch import running
 
 from openforge.bus import Bus
 from openforge.protos import EndReason, EpisodeEnded, EpisodeStarted
@@ -97,14 +97,3 @@ async def test_forty_attempts_at_once_all_end(floor: Floor) -> None:
     episodes = [await floor.request(*kinds[n % 2]) for n in range(40)]
     ends = await asyncio.gather(*(floor.end_of(episode) for episode in episodes))
     assert {ended.reason for ended in ends} == {EndReason.FINISHED}
-
-
-def running(words: str) -> int:
-    """How many processes of this host have these words in their command line."""
-    count = 0
-    for place in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            count += words in place.read_text(errors="replace")
-        except OSError:
-            continue
-    return count

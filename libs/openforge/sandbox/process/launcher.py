@@ -127,7 +127,8 @@ class Launcher:
     def resolve(self, part: "str | dict[str, str]") -> str:
         if isinstance(part, str):
             return part
-        return self.stage.place(part["host"]) if self.stage else os.path.realpath(part["host"], strict=True)
+        place = self.stage.place(part["host"]) if self.stage else os.path.realpath(part["host"], strict=True)
+        return place + part.get("then", "")
 
 
 def become(request: dict[str, Any], argv: list[str], fds: list[int]) -> None:
