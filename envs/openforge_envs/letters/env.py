@@ -61,6 +61,10 @@ class Letters:
         return EnvCallResult(status="finished", metrics={"characters": float(len(answer))})
 
 
+def warm_up() -> None:
+    _import_client()
+
+
 def _import_client() -> Any:
     from openforge_envs.letters import client
 

@@ -1,5 +1,6 @@
 """The environment `shell`: which harnesses it can host, its tasks, and how the agent is run."""
 
+import importlib
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -25,6 +26,11 @@ def create_env(sandbox: Sandbox, *, harness: str, **options: Any) -> PipelineEnv
     if harness != "mini-swe-agent":
         raise ValueError(f"environment.harness = {harness!r} is no pipeline here: use mini-swe-agent")
     return MiniPipeline(sandbox, **options)
+
+
+def warm_up() -> None:
+    """mini-swe-agent takes seconds to import."""
+    importlib.import_module("openforge_envs.shell.mini_episode")
 
 
 def create_command(*, harness: str, instruction: str, llm_args: LlmArgs, **options: Any) -> CommandAgent:

@@ -2,7 +2,8 @@
 
 An environment is one module `env.py`, found by entry point (group `openforge.envs`) or by path. It
 has the attributes of `EnvironmentModule`; `create_env` is needed where a harness of kind `pipeline` is
-listed, `create_command` where one of kind `command` is.
+listed, `create_command` where one of kind `command` is. Where it has `warm_up()`, an env host calls that once, before
+its first episode: the place for slow imports.
 """
 
 import random

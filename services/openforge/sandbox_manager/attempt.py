@@ -72,12 +72,16 @@ class Attempt:
     async def prepare(self) -> Sandbox | Broke:
         """A sandbox with the task's files in it, and a living key; or why there is none."""
         try:
+            if self._request.env_kind == "pipeline":
+                await self._shared.hosts.ready()  # on nobody's clock: the first attempts would pay for all
             self._key = await self._shared.keys.mint(self._request)
             self._secret = self._key.secret
             self._agent = self._command_agent()
             async with self._shared.creating:
                 self._box = await self._shared.driver.create(self._spec())
             await self._box.put_tar("/", tar_of(self._files()))
+        except HostLost as error:
+            return Broke(reason=EndReason.HOST_LOST, text=str(error))
         except (SandboxLost, PathRefused) as error:
             return Broke(reason=EndReason.SANDBOX_FAILED, text=str(error))
         except ValueError as error:

@@ -4,18 +4,18 @@ import asyncio
 from collections.abc import AsyncIterator
 
 from openforge.bus import Bus, Told
+from openforge.env.contract import EnvironmentModule
 from openforge.env.registry import draw, load_environment
 from openforge.protos import EndReason, EpisodeEnded, EpisodeRequested, EpisodeStarted, Fact
 from openforge.runs import RunConfig, submitted_config
 from openforge.sandbox.process import ProcessDriver
 from openforge.sandbox_manager.attempt import Attempt, Attempts
 from openforge.sandbox_manager.core import Broke
-from openforge.sandbox_manager.env_host.keeper import HostKeeper
+from openforge.sandbox_manager.env_host.keeper import HostKeeper, HostLost
 from openforge.sandbox_manager.keys import KeyMint
 from openforge.sandbox_manager.runs import RunWatch
 from openforge.sandbox_manager.settings import Settings
 from openforge.service import health, log
-
 
 _ACK_WAIT_S = 10.0  # how long a dead manager's attempts wait for the next one
 
@@ -114,6 +114,15 @@ async def _config(settings: Settings, bus: Bus, stop: asyncio.Event) -> RunConfi
     return submitted.result()[0]
 
 
+async def _warm_up(hosts: HostKeeper, environment: EnvironmentModule, config: RunConfig) -> None:
+    """The first attempts should find the env host with its harness imported."""
+    if environment.HARNESSES.get(config.environment.harness) == "pipeline":
+        try:
+            await hosts.ready()
+        except HostLost as error:
+            log.error("no env host yet", why=str(error))
+
+
 async def serve(settings: Settings, bus: Bus, stop: asyncio.Event) -> None:
     config = await _config(settings, bus, stop)
     if config is None:
@@ -139,6 +148,7 @@ async def serve(settings: Settings, bus: Bus, stop: asyncio.Event) -> None:
     try:
         async with asyncio.TaskGroup() as group:
             following = group.create_task(watch.follow())
+            warming = group.create_task(_warm_up(hosts, environment, config))
             await watch.caught_up.wait()
             working = group.create_task(
                 bus.work(
@@ -152,8 +162,8 @@ async def serve(settings: Settings, bus: Bus, stop: asyncio.Event) -> None:
                 )
             )
             await stop.wait()
-            working.cancel()
-            following.cancel()
+            for task in (working, following, warming):
+                task.cancel()
     finally:
         await hosts.close()
         await driver.close()

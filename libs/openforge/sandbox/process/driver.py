@@ -191,7 +191,8 @@ class ProcessDriver:
         limits = spec.limits
         line: list[str | dict[str, str]] = [
             self._bubblewrap_program(), "--unshare-all", "--unshare-user", "--disable-userns", "--as-pid-1",
-            "--die-with-parent", "--new-session", "--hostname", "sandbox", "--uid", "1000", "--gid", "1000", "--cap-drop", "ALL",
+            "--die-with-parent", "--new-session", "--hostname", "sandbox", "--uid", "1000", "--gid", "1000",
+            "--cap-drop", "ALL",
             *host.program_folders(),
             "--ro-bind", {"host": str(self._base / "etc")}, "/etc",
             "--ro-bind", {"host": str(self._base / "runtime")}, host.INIT_FOLDER,

@@ -94,6 +94,7 @@ async def main() -> None:
     threads = ThreadPoolExecutor(int(os.environ.get(THREADS, "64")), thread_name_prefix="episode")
     asyncio.get_running_loop().set_default_executor(threads)
     module = load_environment(sys.argv[1])
+    await asyncio.to_thread(getattr(module, "warm_up", lambda: None))
     reader, writer = await asyncio.open_unix_connection(os.environ[SOCKET])
     await Host(module, reader, writer).serve(secret)
     sys.stderr.flush()

@@ -37,7 +37,7 @@ from openforge.sandbox_manager.settings import Settings
 from openforge.service import log
 
 _SOCKET_FOLDER = "/run/env_host"
-_START_S = 60.0
+_START_S = 180.0
 _FOREVER_S = 10 * 365 * 86400.0
 
 
@@ -68,14 +68,15 @@ class HostKeeper:
         self, box: Sandbox, *, harness: str, options: dict[str, Any], instruction: str, llm_args: LlmArgs
     ) -> EnvCallResult:
         """One episode; raises `HostLost` or `PipelineRaised`. Cancelling this calls the episode off."""
-        host = await self._living()
+        host = await self.ready()
         return await host.run(box, harness=harness, options=options, instruction=instruction, llm_args=llm_args)
 
     async def close(self) -> None:
         if self._host is not None:
             await self._host.close("the manager stopped")
 
-    async def _living(self) -> "EnvHost":
+    async def ready(self) -> "EnvHost":
+        """The living host, started if need be, which takes as long as its harness takes to import."""
         async with self._starting:
             if self._host is None or self._host.lost:
                 self._host = await EnvHost.start(self._driver, self._environment, self._settings, self._labels)
