@@ -26,13 +26,17 @@ class GaveUp(Exception):
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True):
-    """One process: `ready` turns true once it works, `log` takes its standard error."""
+    """One process: `health` is the file in which it says that it is ready, `log` takes its output.
+
+    `before_exec` runs in the child before the program does.
+    """
 
     name: str
     argv: Sequence[str]
     env: Mapping[str, str]
     log: Path
     health: Path | None = None
+    before_exec: Callable[[], None] | None = None
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,6 +109,7 @@ class Supervised:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                preexec_fn=self.spec.before_exec,
             )
         self._change("running")
         watcher = asyncio.create_task(self._watch_health())

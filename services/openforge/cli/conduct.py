@@ -1,0 +1,200 @@
+"""Runs a run on this machine from its first fact to its last: server, services, watch, end.
+
+Promises: when it returns, nothing that it started is left, and the run either stopped with a reason that
+is on the bus or can be resumed by the same command.
+"""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+
+import msgspec
+
+from openforge.bus import CAUGHT_UP, Bus, BusSettings, Told
+from openforge.bus.server import ServerConfig, find_binary, with_parent
+from openforge.cli.home import BusAddress, Home
+from openforge.cli.local import Ports, nats_url, service_specs
+from openforge.cli.supervise import GaveUp, Spec, Supervised, Supervisor
+from openforge.protos import EpisodeSealed, EpisodeStarted, StopReason
+from openforge.runs import RunConfig, stop_run, submit
+from openforge.runs.progress import Progress
+
+CANCEL_S = 10.0
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """How the conduct of a run ended, and what was known of it then."""
+
+    reason: StopReason
+    detail: str
+    progress: Progress
+
+
+class Watch(msgspec.Struct, kw_only=True):
+    """What a display may look at while a run goes on."""
+
+    progress: Progress
+    processes: list[Supervised]
+    note: str = ""
+
+
+async def conduct(config: RunConfig, home: Home, look: Callable[[Watch], None]) -> Outcome:
+    """Start or resume the run and return when it ended; `look` is called whenever something changed."""
+    home.make()
+    async with AsyncExitStack() as stack:
+        ports = Ports.free()
+        watch = Watch(progress=Progress(config), processes=[])
+        stopped = asyncio.Event()
+        stack.enter_context(_signals(stopped))
+        server = Supervisor([_server_spec(home, ports)])
+        await stack.enter_async_context(_running(server, stopped, watch))
+        bus = await stack.enter_async_context(_connected(home, ports))
+        generation = await submit(bus, config)
+        services = Supervisor(list(service_specs(config, home, ports)), on_change=lambda _: _tell_pids(home, watch))
+        watch.processes = [*server.processes, *services.processes]
+        await stack.enter_async_context(_running(services, stopped, watch))
+        reason, detail = await _watch(bus, config, watch, look, stopped)
+        await stop_run(bus, config.run.name, generation, reason, detail)
+        if reason is not StopReason.FAILED:
+            await _let_go(bus, config)
+        return Outcome(reason=reason, detail=detail, progress=watch.progress)
+
+
+async def _watch(
+    bus: Bus, config: RunConfig, watch: Watch, look: Callable[[Watch], None], stopped: asyncio.Event
+) -> tuple[StopReason, str]:
+    """Follow the run until it is finished, stopped, given up or stuck."""
+    following = asyncio.create_task(_follow(bus, config, watch))
+    stopping = asyncio.create_task(stopped.wait())
+    try:
+        while True:
+            await asyncio.wait({following, stopping}, timeout=0.5, return_when=asyncio.FIRST_COMPLETED)
+            look(watch)
+            if watch.note:
+                return StopReason.FAILED, watch.note
+            if following.done():
+                return following.result()
+            if stopped.is_set():
+                return StopReason.INTERRUPTED, "asked to stop"
+            still_s = time.time() - max(watch.progress.moved_at, watch.progress.watched_since)
+            if still_s > config.run.no_progress_s:
+                return StopReason.NO_PROGRESS, watch.progress.why_stuck(still_s)
+    finally:
+        for task in (following, stopping):
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+
+async def _follow(bus: Bus, config: RunConfig, watch: Watch) -> tuple[StopReason, str]:
+    """Fold the run's facts until they say that it is finished or that somebody stopped it."""
+    live = False
+    async for told in bus.follow(watch.progress.KINDS, run=config.run.name):
+        if told is CAUGHT_UP:
+            live = True
+        else:
+            watch.progress.apply(told)
+        if live and watch.progress.finished:
+            return StopReason.COMPLETED, ""
+        if live and watch.progress.stopped is not None:
+            return watch.progress.stopped, "stopped by a client"
+    raise AssertionError("following a live stream does not end")
+
+
+async def _let_go(bus: Bus, config: RunConfig) -> None:
+    """Give the services a moment to end what is in flight, so that the streams say how it ended."""
+    open_attempts: set[tuple[str, int]] = set()
+    live = False
+    with suppress(TimeoutError):
+        async with asyncio.timeout(CANCEL_S):
+            async for told in bus.follow(("episode",), run=config.run.name):
+                match told:
+                    case Told(fact=EpisodeStarted() as fact):
+                        open_attempts.add((fact.episode, fact.attempt))
+                    case Told(fact=EpisodeSealed() as fact):
+                        open_attempts.discard((fact.episode, fact.attempt))
+                live = live or told is CAUGHT_UP
+                if live and not open_attempts:
+                    return
+
+
+def _server_spec(home: Home, ports: Ports) -> Spec:
+    config = ServerConfig(folder=str(home.nats), port=ports.nats, sync=os.environ.get("OPENFORGE_NATS_SYNC", "2m"))
+    file = home.nats / "nats.conf"
+    file.write_text(config.text())
+    return Spec(
+        name="nats",
+        argv=(find_binary(), "-c", str(file)),
+        env=dict(os.environ),
+        log=home.logs / "nats.log",
+        before_exec=with_parent(),
+    )
+
+
+@asynccontextmanager
+async def _running(supervisor: Supervisor, stopped: asyncio.Event, watch: Watch) -> AsyncIterator[None]:
+    """Keeps the processes running for the time of the block; one that cannot be kept is noted in `watch`."""
+
+    async def keep() -> None:
+        try:
+            await supervisor.run()
+        except GaveUp as gave_up:
+            watch.note = str(gave_up)
+
+    keeping = asyncio.create_task(keep())
+    try:
+        yield
+    finally:
+        await supervisor.stop()
+        await keeping
+
+
+@asynccontextmanager
+async def _connected(home: Home, ports: Ports) -> AsyncIterator[Bus]:
+    """The run's bus, its address told to other commands for the time of the block."""
+    settings = msgspec.structs.replace(BusSettings.from_env(), url=nats_url(ports), blobs=str(home.blobs))
+    async with Bus.connect(settings, name="train") as bus:
+        await bus.set_up()
+        home.tell_address(BusAddress(nats_url=nats_url(ports), pid=os.getpid()))
+        try:
+            yield bus
+        finally:
+            home.forget_address()
+
+
+class _signals:  # noqa: N801
+    """Ctrl-C and SIGTERM set the event; a second one ends us at once."""
+
+    def __init__(self, stopped: asyncio.Event) -> None:
+        self._stopped = stopped
+
+    def __enter__(self) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, self._heard)
+
+    def __exit__(self, *_: object) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().remove_signal_handler(number)
+
+    def _heard(self) -> None:
+        if self._stopped.is_set():
+            os._exit(130)
+        self._stopped.set()
+
+
+def _tell_pids(home: Home, watch: Watch) -> None:
+    """What runs now, for `openforge status` and for whoever wants to kill something."""
+    processes = {
+        process.spec.name: {
+            "pid": process.process.pid if process.process else None,
+            "state": process.state,
+            "starts": process.starts,
+        }
+        for process in watch.processes
+    }
+    scratch = home.root / "processes.tmp"
+    scratch.write_bytes(msgspec.json.encode(processes))
+    scratch.replace(home.root / "processes.json")

@@ -1,0 +1,70 @@
+"""The six services of a run on this machine, as processes: their arguments, environment, files.
+
+Promises: nothing listens but on loopback; ports are chosen once and kept over restarts.
+"""
+
+import os
+import socket
+from collections.abc import Iterator
+
+import msgspec
+
+from openforge.cli.home import Home
+from openforge.cli.supervise import Spec, service_argv
+from openforge.runs import RunConfig
+
+SERVICES = ("engine", "learner", "proxy", "verifier", "sandbox_manager", "scheduler")
+
+
+class Ports(msgspec.Struct, frozen=True, kw_only=True):
+    nats: int
+    engine: int
+    proxy: int
+
+    @classmethod
+    def free(cls) -> "Ports":
+        """Three ports that nobody listens on now."""
+        with _bound() as nats, _bound() as engine, _bound() as proxy:
+            return cls(nats=_port(nats), engine=_port(engine), proxy=_port(proxy))
+
+
+def service_specs(config: RunConfig, home: Home, ports: Ports) -> Iterator[Spec]:
+    """One process for each service, in the order in which they start."""
+    common = dict(os.environ) | {
+        "OPENFORGE_RUN": config.run.name,
+        "OPENFORGE_NATS_URL": nats_url(ports),
+        "OPENFORGE_HOME": str(home.root),
+        "OPENFORGE_SOCKETS": str(home.sockets),
+        "OPENFORGE_ENGINE_URL": f"http://127.0.0.1:{ports.engine}",
+        "OPENFORGE_PROXY_URL": f"http://127.0.0.1:{ports.proxy}",
+        "OPENFORGE_BLOBS": str(home.blobs),
+        "OPENFORGE_DIE_WITH_PARENT": "1",
+        # Waiting threads must not spin: engine, learner and sandboxes share the cores.
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+    }
+    threads = {"engine": config.engine.threads, "learner": config.learner.threads}
+    for service in SERVICES:
+        health = home.health / f"{service}.json"
+        yield Spec(
+            name=service,
+            argv=service_argv(service),
+            env=common | {"OPENFORGE_HEALTH_FILE": str(health), "OMP_NUM_THREADS": str(threads.get(service, 1))},
+            log=home.logs / f"{service}.log",
+            health=health,
+        )
+
+
+def nats_url(ports: Ports) -> str:
+    return f"nats://127.0.0.1:{ports.nats}"
+
+
+def _bound() -> socket.socket:
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    return listener
+
+
+def _port(listener: socket.socket) -> int:
+    return int(listener.getsockname()[1])
