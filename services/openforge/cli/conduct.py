@@ -14,13 +14,14 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 import msgspec
 
 from openforge.bus import CAUGHT_UP, Bus, BusSettings, Told
-from openforge.bus.server import ServerConfig, find_binary, with_parent
+from openforge.bus.server import ServerConfig, find_binary
 from openforge.cli.home import BusAddress, Home
 from openforge.cli.local import Ports, nats_url, service_specs
 from openforge.cli.supervise import GaveUp, Spec, Supervised, Supervisor
 from openforge.protos import EpisodeSealed, EpisodeStarted, StopReason
 from openforge.runs import RunConfig, stop_run, submit
 from openforge.runs.progress import Progress
+from openforge.service import die_with_parent
 
 CANCEL_S = 10.0
 
@@ -130,7 +131,7 @@ def _server_spec(home: Home, ports: Ports) -> Spec:
         argv=(find_binary(), "-c", str(file)),
         env=dict(os.environ),
         log=home.logs / "nats.log",
-        before_exec=with_parent(),
+        before_exec=die_with_parent,
     )
 
 

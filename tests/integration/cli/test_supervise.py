@@ -1,0 +1,70 @@
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from openforge.cli.supervise import GaveUp, Policy, Spec, Supervisor
+
+QUICK = Policy(quick_deaths=3, quick_s=30, first_pause_s=0.01, longest_pause_s=0.05, grace_s=1.0)
+
+
+def python(tmp_path: Path, name: str, code: str) -> Spec:
+    return Spec(name=name, argv=(sys.executable, "-c", code), env=dict(os.environ), log=tmp_path / f"{name}.log")
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+async def read_when_there(path: Path) -> str:
+    async with asyncio.timeout(10):
+        while not path.exists() or not path.read_text():
+            await asyncio.sleep(0.02)
+    return path.read_text()
+
+
+async def test_a_process_that_is_killed_is_started_again(tmp_path: Path) -> None:
+    supervisor = Supervisor([python(tmp_path, "sleeper", "import time; time.sleep(60)")], policy=QUICK)
+    running = asyncio.create_task(supervisor.run())
+    await supervisor.ready()
+    sleeper = supervisor["sleeper"]
+    assert sleeper.process is not None
+    first = sleeper.process.pid
+    os.kill(first, 9)
+    async with asyncio.timeout(10):
+        while sleeper.starts < 2 or sleeper.process.pid == first:
+            await asyncio.sleep(0.02)
+    await supervisor.stop()
+    await running
+    assert not alive(first)
+    assert not alive(sleeper.process.pid)
+
+
+async def test_one_that_keeps_dying_ends_the_whole_with_its_last_words(tmp_path: Path) -> None:
+    steady = python(tmp_path, "steady", "import time; time.sleep(60)")
+    broken = python(tmp_path, "broken", "import sys; sys.exit('no such model: nowhere')")
+    supervisor = Supervisor([steady, broken], policy=QUICK)
+    with pytest.raises(GaveUp, match="3 times in a row.*\n.*no such model: nowhere"):
+        await supervisor.run()
+    steady_process = supervisor["steady"].process
+    assert steady_process is not None
+    assert not alive(steady_process.pid)
+
+
+async def test_stop_ends_children_that_ignore_it_too(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    stubborn = (
+        "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); child = os.fork();"
+        f"open({str(pid_file)!r}, 'w').write(str(child)) if child else None; time.sleep(60)"
+    )
+    supervisor = Supervisor([python(tmp_path, "stubborn", stubborn)], policy=QUICK)
+    running = asyncio.create_task(supervisor.run())
+    child = int(await read_when_there(pid_file))
+    await supervisor.stop()
+    await running
+    assert not alive(child)
