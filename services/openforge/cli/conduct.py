@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import msgspec
+from openforge.runs.progress import Progress
 
 from openforge.bus import CAUGHT_UP, Bus, BusSettings, Told
 from openforge.bus.server import ServerConfig, find_binary
@@ -20,7 +21,6 @@ from openforge.cli.local import Ports, nats_url, service_specs
 from openforge.cli.supervise import GaveUp, Spec, Supervised, Supervisor
 from openforge.protos import EpisodeSealed, EpisodeStarted, StopReason
 from openforge.runs import RunConfig, stop_run, submit
-from openforge.runs.progress import Progress
 from openforge.service import die_with_parent
 
 CANCEL_S = 10.0

@@ -14,6 +14,7 @@ from openforge.cli.report.charts import figures
 from openforge.cli.report.story import Episode, Story
 from openforge.protos import TurnRecorded, unpack_ids, unpack_logprobs
 
+STARTED = ("task", "harness", "started", "trained", "retired", "failed or open")
 TEMPLATE = Path(__file__).with_name("page.html")
 
 Decode = Callable[[int], str]
