@@ -32,10 +32,7 @@ class ModelSection(_Section, frozen=True, kw_only=True):
 
 
 class EngineSection(_Section, frozen=True, kw_only=True):
-    """`embedded` is our CPU engine; `vllm` starts and drives a real vLLM server with `vllm_args`.
-
-    `force` makes a conformance run: the engine is fed the tokens it has to answer with.
-    """
+    """`embedded` is our CPU engine; `vllm` starts and drives a real vLLM server with `vllm_args`."""
 
     kind: Literal["embedded", "vllm"] = "embedded"
     dtype: Literal["float32", "bfloat16"] = "bfloat16"

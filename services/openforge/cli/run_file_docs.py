@@ -13,9 +13,10 @@ from openforge.runs import RunConfig
 PAGE = Path("docs/run-file.md")
 HEAD = """# The run file
 
-One TOML file says what a run does; the environment says where it runs (see [architecture.md](architecture.md)). `openforge train RUN.toml --dry-run`
-checks it and prints what would happen; a mistake is answered with the field, the value and the way out. `--set section.field=value` overrides one
-field. Examples are in [`examples/`](../examples). This page is generated from `libs/openforge/runs/config.py`.
+One TOML file says what a run does; the environment says where it runs (see [architecture.md](architecture.md)).
+`openforge train RUN.toml --dry-run` checks it and prints what would happen; a mistake is answered with the field, the
+value and the way out. `--set section.field=value` overrides one field. Examples are in [`examples/`](../examples). This
+page is generated from `libs/openforge/runs/config.py`.
 """
 
 
@@ -49,7 +50,7 @@ def _type(kind: Any) -> str:
 def _default(field: msgspec.structs.FieldInfo) -> str:
     if field.required:
         return "required"
-    value = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()  # type: ignore[misc,operator]
+    value = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
     return f"`{msgspec.json.encode(value).decode()}`"
 
 
