@@ -21,7 +21,7 @@ import msgspec
 import typer
 
 from openforge.cli.home import Home
-from openforge.cli.local import SERVICES
+from openforge.cli.local import SERVICES as SERVICES
 
 ENV_HOST = "env_host"
 TARGETS = (*SERVICES, ENV_HOST, "nats")
