@@ -9,13 +9,14 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 
 import msgspec
-from openforge.runs.progress import Progress
+from openforge.runs.progress import FOLDED, Progress, Summary
 
 from openforge.bus import CAUGHT_UP, Bus, BusSettings, Told
 from openforge.bus.server import ServerConfig, find_binary
+from openforge.cli.finish import write_summary_and_report
 from openforge.cli.home import BusAddress, Home
 from openforge.cli.local import Ports, nats_url, service_specs
 from openforge.cli.supervise import GaveUp, Spec, Supervised, Supervisor
@@ -32,6 +33,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     reason: StopReason
     detail: str
     progress: Progress
+    summary: Summary
 
 
 class Watch(msgspec.Struct, kw_only=True):
@@ -43,31 +45,57 @@ class Watch(msgspec.Struct, kw_only=True):
 
 
 async def conduct(config: RunConfig, home: Home, look: Callable[[Watch], None]) -> Outcome:
-    """Start or resume the run and return when it ended; `look` is called whenever something changed."""
-    home.make()
-    async with AsyncExitStack() as stack:
-        ports = Ports.free()
-        watch = Watch(progress=Progress(config), processes=[])
-        stopped = asyncio.Event()
-        stack.enter_context(_signals(stopped))
-        server = Supervisor([_server_spec(home, ports)])
-        await stack.enter_async_context(_running(server, stopped, watch))
-        bus = await stack.enter_async_context(_connected(home, ports))
+    """Start or resume the run and return when it ended; `look` is called whenever something may have changed."""
+    async with _bus_at_home(home) as (bus, ports, watch, stopped):
         generation = await submit(bus, config)
-        services = Supervisor(list(service_specs(config, home, ports)), on_change=lambda _: _tell_pids(home, watch))
-        watch.processes = [*server.processes, *services.processes]
-        await stack.enter_async_context(_running(services, stopped, watch))
-        reason, detail = await _watch(bus, config, watch, look, stopped)
-        await stop_run(bus, config.run.name, generation, reason, detail)
-        if reason is not StopReason.FAILED:
-            await _let_go(bus, config)
-        return Outcome(reason=reason, detail=detail, progress=watch.progress)
+        watch.progress = Progress()
+        async with _services(config, home, ports, watch):
+            reason, detail = await _watch(bus, config, watch, look, stopped)
+            await stop_run(bus, config.run.name, generation, reason, detail)
+            if reason is not StopReason.FAILED:
+                await _let_go(bus, config)
+        return Outcome(
+            reason=reason, detail=detail, progress=watch.progress, summary=await write_summary_and_report(bus, config, home)
+        )
+
+
+async def stand_by(config: RunConfig, home: Home, say: Callable[[str], None]) -> None:
+    """Keep bus and services running until somebody stops us."""
+    async with _bus_at_home(home) as (_, ports, watch, stopped):
+        async with _services(config, home, ports, watch):
+            say(f"bus {nats_url(ports)}  proxy http://127.0.0.1:{ports.proxy}  run {config.run.name}; Ctrl-C stops it")
+            while not stopped.is_set() and not watch.note:
+                await asyncio.sleep(0.5)
+    if watch.note:
+        raise GaveUp(watch.note)
+
+
+@asynccontextmanager
+async def _bus_at_home(home: Home) -> AsyncIterator[tuple[Bus, Ports, Watch, asyncio.Event]]:
+    """The run's own server and a connection to it, for the time of the block."""
+    home.make()
+    ports, stopped = Ports.free(), asyncio.Event()
+    watch = Watch(progress=Progress(), processes=[])
+    with _signals(stopped):
+        server = Supervisor([_server_spec(home, ports)], on_change=lambda _: _tell_pids(home, watch))
+        watch.processes.extend(server.processes)
+        async with _running(server, watch), _connected(home, ports) as bus:
+            yield bus, ports, watch, stopped
+
+
+@asynccontextmanager
+async def _services(config: RunConfig, home: Home, ports: Ports, watch: Watch) -> AsyncIterator[None]:
+    services = Supervisor(list(service_specs(config, home, ports)), on_change=lambda _: _tell_pids(home, watch))
+    watch.processes.extend(services.processes)
+    async with _running(services, watch):
+        yield
 
 
 async def _watch(
     bus: Bus, config: RunConfig, watch: Watch, look: Callable[[Watch], None], stopped: asyncio.Event
 ) -> tuple[StopReason, str]:
     """Follow the run until it is finished, stopped, given up or stuck."""
+    began_at = time.time()
     following = asyncio.create_task(_follow(bus, config, watch))
     stopping = asyncio.create_task(stopped.wait())
     try:
@@ -80,10 +108,7 @@ async def _watch(
                 return following.result()
             if stopped.is_set():
                 return StopReason.INTERRUPTED, "asked to stop"
-            still_s = time.time() - max(watch.progress.moved_at, watch.progress.watched_since)
-            if still_s > config.run.no_progress_s:
-                return StopReason.NO_PROGRESS, watch.progress.why_stuck(still_s)
-    finally:
+        XX    finally:
         for task in (following, stopping):
             task.cancel()
             with suppress(asyncio.CancelledError):
@@ -93,15 +118,15 @@ async def _watch(
 async def _follow(bus: Bus, config: RunConfig, watch: Watch) -> tuple[StopReason, str]:
     """Fold the run's facts until they say that it is finished or that somebody stopped it."""
     live = False
-    async for told in bus.follow(watch.progress.KINDS, run=config.run.name):
+    async for told in bus.follow(FOLDED, run=config.run.name):
         if told is CAUGHT_UP:
             live = True
         else:
-            watch.progress.apply(told)
-        if live and watch.progress.finished:
+            watch.progress.apply(told.fact, told.at)
+        if live and watch.progress.finished(config):
             return StopReason.COMPLETED, ""
-        if live and watch.progress.stopped is not None:
-            return watch.progress.stopped, "stopped by a client"
+        if live and watch.progress.state.phase == "stopped":
+            return StopReason.INTERRUPTED, "a client stopped it"
     raise AssertionError("following a live stream does not end")
 
 
@@ -122,6 +147,15 @@ async def _let_go(bus: Bus, config: RunConfig) -> None:
                     return
 
 
+def _why_stuck(progress: Progress, still_s: float) -> str:
+    """One sentence for a run in which nothing moves."""
+    return (
+        f"nothing moved for {still_s:.0f} s; the last was: {progress.last_movement}. Version {progress.trained} is trained, "
+        f"{progress.published} published, {progress.served} served; {progress.groups_open} groups and "
+        f"{progress.in_flight} episodes are open; failed attempts: {dict(progress.failed_attempts) or 'none'}"
+    )
+
+
 def _server_spec(home: Home, ports: Ports) -> Spec:
     config = ServerConfig(folder=str(home.nats), port=ports.nats, sync=os.environ.get("OPENFORGE_NATS_SYNC", "2m"))
     file = home.nats / "nats.conf"
@@ -136,7 +170,7 @@ def _server_spec(home: Home, ports: Ports) -> Spec:
 
 
 @asynccontextmanager
-async def _running(supervisor: Supervisor, stopped: asyncio.Event, watch: Watch) -> AsyncIterator[None]:
+async def _running(supervisor: Supervisor, watch: Watch) -> AsyncIterator[None]:
     """Keeps the processes running for the time of the block; one that cannot be kept is noted in `watch`."""
 
     async def keep() -> None:

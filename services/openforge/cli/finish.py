@@ -1,0 +1,37 @@
+"""What is left of a run in its folder: `summary.json` and `report.html`, both folded from the streams."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+from openforge.runs.ledger import ledger_of
+from openforge.runs.progress import FOLDED, Progress, Summary
+from tokenizers import Tokenizer
+
+from openforge.bus import CAUGHT_UP, Bus
+from openforge.cli.home import Home
+from openforge.cli.report import story_of, write_report
+from openforge.runs import RunConfig
+
+
+async def write_summary_and_report(bus: Bus, config: RunConfig, home: Home) -> Summary:
+    """Both files, from everything that the streams hold now."""
+    progress = Progress()
+    async for told in bus.follow(FOLDED, run=config.run.name, until_now=True):
+        if told is not CAUGHT_UP:
+            progress.apply(told.fact, told.at)
+    ledger = await ledger_of(bus, config.run.name)
+    summary = progress.summary(config, ledger)
+    text = msgspec.json.format(msgspec.json.encode(summary), indent=2)
+    scratch = home.summary.with_suffix(".tmp")
+    scratch.write_bytes(text + b"\n")
+    scratch.replace(home.summary)
+    story = await story_of(bus, config.run.name)
+    write_report(story, ledger, msgspec.to_builtins(summary), decoder(Path(config.model.path)), home.report)
+    return summary
+
+
+def decoder(model: Path) -> Callable[[int], str]:
+    """The text of one token id, by the model's own tokenizer."""
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    return lambda token: str(tokenizer.decode([token], skip_special_tokens=False))

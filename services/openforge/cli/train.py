@@ -1,0 +1,125 @@
+"""`openforge train` and `openforge up`: a run on this machine, from one command."""
+
+import asyncio
+import os
+import shutil
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from openforge.cli.conduct import Outcome, conduct, stand_by
+from openforge.cli.display import display, lost
+from openforge.cli.home import Busy, Home
+from openforge.cli.supervise import GaveUp
+from openforge.models import UnknownModel, get, resolve
+from openforge.models.smollm2 import ModelUnavailable
+from openforge.protos import StopReason
+from openforge.runs import BadRunFile, RunConfig, load_run_file
+
+INTERRUPTED = 130
+_EXIT = {StopReason.COMPLETED: 0, StopReason.INTERRUPTED: INTERRUPTED, StopReason.NO_PROGRESS: 4, StopReason.FAILED: 1}
+
+RunFile = Annotated[Path, typer.Argument(help="The run file (TOML).", show_default=False)]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", help="Override a field, e.g. --set run.seed=2. May be repeated.")
+]
+Plain = Annotated[bool, typer.Option("--plain", help="Plain lines instead of the live panel.")]
+
+
+def train(
+    run_file: RunFile,
+    overrides: Overrides = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the file and say what would happen.")] = False,
+    plain: Plain = False,
+) -> None:
+    """Start or resume a run on this machine: bus, six services, progress, summary and report.
+
+    Ctrl-C stops everything in good order (exit code 130); the same command resumes. Exit codes: 0 trained all its
+    steps, 1 a service gave up, 2 bad run file, 4 no progress.
+    """
+    config = _load(run_file, overrides)
+    if dry_run:
+        typer.echo(plan(config))
+        return
+    home = Home(config.run.name)
+    try:
+        with home.held(), display(config, plain=plain) as shown:
+            outcome = asyncio.run(conduct(config, home, shown.show))
+    except (Busy, GaveUp) as error:
+        _fail(str(error), 1)
+    _say_end(config, home, outcome)
+    raise typer.Exit(_EXIT[outcome.reason])
+
+
+def up(run_file: RunFile, overrides: Overrides = None) -> None:
+    """Start the bus and the services of a run and keep them running, without submitting it.
+
+    For clients that submit by themselves. Ctrl-C stops everything.
+    """
+    config = _load(run_file, overrides)
+    home = Home(config.run.name)
+    try:
+        with home.held():
+            asyncio.run(stand_by(config, home, typer.echo))
+    except (Busy, GaveUp) as error:
+        _fail(str(error), 1)
+
+
+def plan(config: RunConfig) -> str:
+    """What the run would do, in words, and its complete configuration."""
+    pacing, evaluation = config.pacing, config.evaluation
+    per_step = pacing.groups_per_step * pacing.group_size
+    evaluations = [when for when, on in (("before", evaluation.before), ("after", evaluation.after)) if on]
+    held_out = f"{evaluation.heldout_episodes} held-out episodes {' and '.join(evaluations)} training"
+    return "\n".join(
+        (
+            f"run {config.run.name}: {config.run.steps} steps of {pacing.groups_per_step} groups x "
+            f"{pacing.group_size} episodes = {config.run.steps * per_step} episodes, plus refills",
+            f"model {config.model.path} on the {config.engine.kind} engine ({config.engine.dtype})",
+            f"harness {config.environment.harness} in environment {config.environment.name}, "
+            f"{len(config.environment.tasks) or 'all'} kinds of tasks, at most {pacing.in_flight} episodes at once",
+            f"learner {config.learner.backend}: {config.algorithm.loss} with {config.algorithm.advantage} advantages, "
+            f"max_lag {pacing.max_lag} ({pacing.staleness})",
+            held_out if evaluation.heldout_episodes and evaluations else "no held-out evaluation",
+            f"everything goes to {Home(config.run.name).root}",
+            "",
+            msgspec.json.format(msgspec.json.encode(config), indent=2).decode(),
+        )
+    )
+
+
+def _load(run_file: Path, overrides: list[str] | None) -> RunConfig:
+    """The checked run file, its model resolved to a folder; exits with 2 and the reasons."""
+    try:
+        config = load_run_file(run_file, overrides or ())
+    except BadRunFile as error:
+        _fail(str(error), 2)
+    return _with_model(config)
+
+
+def _with_model(config: RunConfig) -> RunConfig:
+    """The config with the folder of its model, a built-in one made if need be; exits with 2 where there is none."""
+    try:
+        builtin = config.model.path.removeprefix("builtin:")
+        folder = get(builtin) if builtin != config.model.path else resolve(config.model.path)
+    except (UnknownModel, ModelUnavailable) as error:
+        _fail(f"model.path: {error}", 2)
+    return msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, path=str(folder)))
+
+
+def _say_end(config: RunConfig, home: Home, outcome: Outcome) -> None:
+    if outcome.reason is not StopReason.COMPLETED:
+        typer.echo(f"{config.run.name} stopped: {outcome.reason}. {outcome.detail}", err=True)
+    width = shutil.get_terminal_size().columns
+    typer.echo("-" * min(width, 60))
+    for name, value in msgspec.to_builtins(outcome.summary).items():
+        typer.echo(f"{name:32} {value:.4g}" if isinstance(value, float) else f"{name:32} {value}")
+    typer.echo(f"lost: {lost(outcome.progress)}")
+    typer.echo(f"summary {os.path.relpath(home.summary)}\nreport  {os.path.relpath(home.report)}")
+
+
+def _fail(message: str, code: int) -> None:
+    typer.echo(f"error: {message}", err=True)
+    raise typer.Exit(code)
