@@ -54,9 +54,8 @@ async def conduct(config: RunConfig, home: Home, look: Callable[[Watch], None]) 
             await stop_run(bus, config.run.name, generation, reason, detail)
             if reason is not StopReason.FAILED:
                 await _let_go(bus, config)
-        return Outcome(
-            reason=reason, detail=detail, progress=watch.progress, summary=await write_summary_and_report(bus, config, home)
-        )
+        summary = await write_summary_and_report(bus, config, home)
+        return Outcome(reason=reason, detail=detail, progress=watch.progress, summary=summary)
 
 
 async def stand_by(config: RunConfig, home: Home, say: Callable[[str], None]) -> None:
@@ -108,7 +107,10 @@ async def _watch(
                 return following.result()
             if stopped.is_set():
                 return StopReason.INTERRUPTED, "asked to stop"
-        XX    finally:
+            still_s = time.time() - max(watch.progress.last_movement_at, began_at)
+            if still_s > config.run.no_progress_s:
+                return StopReason.NO_PROGRESS, _why_stuck(watch.progress, still_s)
+    finally:
         for task in (following, stopping):
             task.cancel()
             with suppress(asyncio.CancelledError):
@@ -150,8 +152,8 @@ async def _let_go(bus: Bus, config: RunConfig) -> None:
 def _why_stuck(progress: Progress, still_s: float) -> str:
     """One sentence for a run in which nothing moves."""
     return (
-        f"nothing moved for {still_s:.0f} s; the last was: {progress.last_movement}. Version {progress.trained} is trained, "
-        f"{progress.published} published, {progress.served} served; {progress.groups_open} groups and "
+        f"nothing moved for {still_s:.0f} s; the last was: {progress.last_movement}. "
+        f"Version {progress.trained} is trained, {progress.published} published, {progress.served} served; {progress.groups_open} groups and "
         f"{progress.in_flight} episodes are open; failed attempts: {dict(progress.failed_attempts) or 'none'}"
     )
 
