@@ -153,8 +153,9 @@ def _why_stuck(progress: Progress, still_s: float) -> str:
     """One sentence for a run in which nothing moves."""
     return (
         f"nothing moved for {still_s:.0f} s; the last was: {progress.last_movement}. "
-        f"Version {progress.trained} is trained, {progress.published} published, {progress.served} served; {progress.groups_open} groups and "
-        f"{progress.in_flight} episodes are open; failed attempts: {dict(progress.failed_attempts) or 'none'}"
+        f"Version {progress.trained} is trained, {progress.published} published, {progress.served} served; "
+        f"{progress.groups_open} groups and {progress.in_flight} episodes are open; "
+        f"failed attempts: {dict(progress.failed_attempts) or 'none'}"
     )
 
 
