@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
 import msgspec
-from openforge.runs.progress import FOLDED, Progress, Summary
 
 from openforge.bus import CAUGHT_UP, Bus, BusSettings, Told
 from openforge.bus.server import ServerConfig, find_binary
@@ -22,6 +21,8 @@ from openforge.cli.local import Ports, nats_url, service_specs
 from openforge.cli.supervise import GaveUp, Spec, Supervised, Supervisor
 from openforge.protos import EpisodeSealed, EpisodeStarted, StopReason
 from openforge.runs import RunConfig, stop_run, submit
+from openforge.runs.progress import FOLDED, Progress
+from openforge.runs.summary import Summary
 from openforge.service import die_with_parent
 
 CANCEL_S = 10.0
@@ -47,11 +48,11 @@ class Watch(msgspec.Struct, kw_only=True):
 async def conduct(config: RunConfig, home: Home, look: Callable[[Watch], None]) -> Outcome:
     """Start or resume the run and return when it ended; `look` is called whenever something may have changed."""
     async with _bus_at_home(home) as (bus, ports, watch, stopped):
-        generation = await submit(bus, config)
+        await submit(bus, config)
         watch.progress = Progress()
         async with _services(config, home, ports, watch):
             reason, detail = await _watch(bus, config, watch, look, stopped)
-            await stop_run(bus, config.run.name, generation, reason, detail)
+            await stop_run(bus, config.run.name, reason, detail)
             if reason is not StopReason.FAILED:
                 await _let_go(bus, config)
         summary = await write_summary_and_report(bus, config, home)
@@ -94,7 +95,6 @@ async def _watch(
     bus: Bus, config: RunConfig, watch: Watch, look: Callable[[Watch], None], stopped: asyncio.Event
 ) -> tuple[StopReason, str]:
     """Follow the run until it is finished, stopped, given up or stuck."""
-    began_at = time.time()
     following = asyncio.create_task(_follow(bus, config, watch))
     stopping = asyncio.create_task(stopped.wait())
     try:
@@ -107,9 +107,8 @@ async def _watch(
                 return following.result()
             if stopped.is_set():
                 return StopReason.INTERRUPTED, "asked to stop"
-            still_s = time.time() - max(watch.progress.last_movement_at, began_at)
-            if still_s > config.run.no_progress_s:
-                return StopReason.NO_PROGRESS, _why_stuck(watch.progress, still_s)
+            if why := watch.progress.stuck(config, time.time()):
+                return StopReason.NO_PROGRESS, why
     finally:
         for task in (following, stopping):
             task.cancel()
@@ -147,16 +146,6 @@ async def _let_go(bus: Bus, config: RunConfig) -> None:
                 live = live or told is CAUGHT_UP
                 if live and not open_attempts:
                     return
-
-
-def _why_stuck(progress: Progress, still_s: float) -> str:
-    """One sentence for a run in which nothing moves."""
-    return (
-        f"nothing moved for {still_s:.0f} s; the last was: {progress.last_movement}. "
-        f"Version {progress.trained} is trained, {progress.published} published, {progress.served} served; "
-        f"{progress.groups_open} groups and {progress.in_flight} episodes are open; "
-        f"failed attempts: {dict(progress.failed_attempts) or 'none'}"
-    )
 
 
 def _server_spec(home: Home, ports: Ports) -> Spec:

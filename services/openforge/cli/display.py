@@ -5,7 +5,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from openforge.runs.progress import Progress
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
@@ -13,6 +12,7 @@ from rich.text import Text
 
 from openforge.cli.conduct import Watch
 from openforge.runs import RunConfig
+from openforge.runs.progress import Progress
 
 _STEPS_SHOWN = 10
 _PLAIN_EVERY_S = 15.0
@@ -70,7 +70,7 @@ def standing(progress: Progress) -> str:
     """How the run stands, in one line."""
     return (
         f"version {progress.trained} (served {_or_dash(progress.served)})  {progress.in_flight} episodes in flight  "
-        f"{progress.episodes_verified} verified  {progress.tokens_per_s:.0f} tokens/s  lost: {lost(progress)}"
+        f"{progress.episodes_verified} verified  {progress.tokens_per_s(time.time()):.0f} tokens/s  lost: {lost(progress)}"
         + "".join(
             f"  held out at v{version}: {evaluation.success:.3f} ({len(evaluation.rewards)})"
             for version, evaluation in sorted(progress.evaluations.items())

@@ -4,14 +4,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
-from openforge.runs.ledger import ledger_of
-from openforge.runs.progress import FOLDED, Progress, Summary
 from tokenizers import Tokenizer
 
 from openforge.bus import CAUGHT_UP, Bus
 from openforge.cli.home import Home
 from openforge.cli.report import story_of, write_report
 from openforge.runs import RunConfig
+from openforge.runs.ledger import ledger_of
+from openforge.runs.progress import FOLDED, Progress
+from openforge.runs.summary import Summary, summary
 
 
 async def write_summary_and_report(bus: Bus, config: RunConfig, home: Home) -> Summary:
@@ -21,14 +22,14 @@ async def write_summary_and_report(bus: Bus, config: RunConfig, home: Home) -> S
         if told is not CAUGHT_UP:
             progress.apply(told.fact, told.at)
     ledger = await ledger_of(bus, config.run.name)
-    summary = progress.summary(config, ledger)
-    text = msgspec.json.format(msgspec.json.encode(summary), indent=2)
+    numbers = summary(progress, ledger, config)
+    text = msgspec.json.format(msgspec.json.encode(numbers), indent=2)
     scratch = home.summary.with_suffix(".tmp")
     scratch.write_bytes(text + b"\n")
     scratch.replace(home.summary)
     story = await story_of(bus, config.run.name)
-    write_report(story, ledger, msgspec.to_builtins(summary), decoder(Path(config.model.path)), home.report)
-    return summary
+    write_report(story, ledger, msgspec.to_builtins(numbers), decoder(Path(config.model.path)), home.report)
+    return numbers
 
 
 def decoder(model: Path) -> Callable[[int], str]:

@@ -16,7 +16,7 @@ from openforge.cli.supervise import GaveUp
 from openforge.models import UnknownModel, get, resolve
 from openforge.models.smollm2 import ModelUnavailable
 from openforge.protos import StopReason
-from openforge.runs import BadRunFile, RunConfig, load_run_file
+from openforge.runs import BadRunFile, RunConfig, RunDiffers, load_run_file
 
 INTERRUPTED = 130
 _EXIT = {StopReason.COMPLETED: 0, StopReason.INTERRUPTED: INTERRUPTED, StopReason.NO_PROGRESS: 4, StopReason.FAILED: 1}
@@ -47,7 +47,7 @@ def train(
     try:
         with home.held(), display(config, plain=plain) as shown:
             outcome = asyncio.run(conduct(config, home, shown.show))
-    except (Busy, GaveUp) as error:
+    except (Busy, GaveUp, RunDiffers) as error:
         _fail(str(error), 1)
     _say_end(config, home, outcome)
     raise typer.Exit(_EXIT[outcome.reason])

@@ -10,7 +10,7 @@ LAYOUT = {"template": "plotly_white", "height": 320, "margin": {"l": 50, "r": 20
 def figures(story: Story) -> dict[str, go.Figure]:
     """Title -> figure, for everything there is data for."""
     versions = [step.version for step in story.steps]
-    curves = {
+    curves: dict[str, dict[str, list[float]]] = {
         "Reward of the trained batch": {"reward": [step.reward for step in story.steps]},
         "Seconds per step": {"learner": [step.step_s for step in story.steps]},
         "Loss tokens": {
@@ -30,7 +30,7 @@ def figures(story: Story) -> dict[str, go.Figure]:
     return made
 
 
-def _lines(title: str, x: list[int], lines: dict[str, list[float]] | dict[str, list[int]]) -> go.Figure:
+def _lines(title: str, x: list[int], lines: dict[str, list[float]]) -> go.Figure:
     figure = go.Figure(layout=LAYOUT | {"title": title, "xaxis_title": "weight version"})
     for name, y in lines.items():
         figure.add_scatter(x=x, y=list(y), name=name, mode="lines+markers")

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from openforge.runs.ledger import Ledger
 from plotly import offline
 
 from openforge.cli.report.charts import figures
 from openforge.cli.report.story import Episode, Story
 from openforge.protos import TurnRecorded, unpack_ids, unpack_logprobs
+from openforge.runs.ledger import Ledger
 
 STARTED = ("task", "harness", "started", "trained", "retired", "failed or open")
 TEMPLATE = Path(__file__).with_name("page.html")
