@@ -68,9 +68,10 @@ def display(config: RunConfig, *, plain: bool) -> Iterator[Display]:
 
 def standing(progress: Progress) -> str:
     """How the run stands, in one line."""
+    rate = progress.tokens_per_s(time.time())
     return (
         f"version {progress.trained} (served {_or_dash(progress.served)})  {progress.in_flight} episodes in flight  "
-        f"{progress.episodes_verified} verified  {progress.tokens_per_s(time.time()):.0f} tokens/s  lost: {lost(progress)}"
+        f"{progress.episodes_verified} verified  {rate:.0f} tokens/s  lost: {lost(progress)}"
         + "".join(
             f"  held out at v{version}: {evaluation.success:.3f} ({len(evaluation.rewards)})"
             for version, evaluation in sorted(progress.evaluations.items())
