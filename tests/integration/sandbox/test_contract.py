@@ -13,7 +13,7 @@ from openforge.sandbox.process import ProcessDriver
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-async def sh(box: Sandbox, command: str, timeout_s: float = 20.0, output_cap: int = 1 << 20) -> ExecResult:
+async def sh(box: Sandbox, command: str, timeout_s: float = 60.0, output_cap: int = 1 << 20) -> ExecResult:
     return await box.exec(command, timeout_s=timeout_s, output_cap=output_cap)
 
 
@@ -73,7 +73,7 @@ async def test_text_that_is_no_utf8_reaches_the_command_as_it_was(box: Sandbox) 
 
 
 async def test_a_flood_is_capped_and_its_first_and_last_part_kept(box: Sandbox) -> None:
-    result = await sh(box, "echo begin; head -c 100000000 /dev/zero; echo end", output_cap=10_000)
+    result = await sh(box, "echo begin; head -c 30000000 /dev/zero; echo end", output_cap=10_000)
     assert result.truncated
     assert len(result.stdout) == 10_000
     assert result.stdout.startswith(b"begin")
@@ -90,7 +90,7 @@ async def test_a_background_process_does_not_hold_up_its_command(box: Sandbox) -
     began = time.monotonic()
     result = await sh(box, "sleep 30 & echo started")
     assert result.stdout == b"started\n"
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20
     assert b"sleep" in (await sh(box, "cat /proc/[0-9]*/comm")).stdout
 
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 NEEDS_PYTHON = pytest.mark.skipif(not Path("/usr/bin/python3").exists(), reason="this host has no /usr/bin/python3")
 
 
-async def sh(box: Sandbox, command: str, timeout_s: float = 20.0) -> ExecResult:
+async def sh(box: Sandbox, command: str, timeout_s: float = 60.0) -> ExecResult:
     return await box.exec(["/bin/bash", "-c", command], timeout_s=timeout_s)
 
 

@@ -5,6 +5,8 @@ once: a hybrid host whose version 2 tree has no controllers would limit nothing 
 groups lie in a top-level folder of our own; `remove` leaves none behind.
 """
 
+import contextlib
+import errno
 import os
 import time
 from collections.abc import Iterator
@@ -39,11 +41,11 @@ class Hierarchies(msgspec.Struct, frozen=True, kw_only=True):
         return self.v2 or self.v1["freezer"]
 
 
-def find_hierarchies(mounts: str = "") -> Hierarchies:
+def find_hierarchies(mounts: str | None = None) -> Hierarchies:
     """Read the mount table (`mounts`, or this machine's); raises `NoLimits`."""
     v1: dict[str, str] = {}
     v2 = ""
-    for line in (mounts or Path("/proc/mounts").read_text()).splitlines():
+    for line in (Path("/proc/mounts").read_text() if mounts is None else mounts).splitlines():
         _, place, kind, options = line.split()[:4]
         if kind == "cgroup":
             v1.update({name: place for name in options.split(",") if name in (*_CONTROLLERS, "freezer")})
@@ -66,10 +68,29 @@ def prepare(hierarchies: Hierarchies) -> None:
             (Path(root) / FOLDER).mkdir(exist_ok=True)
         if hierarchies.v2_limits:
             enable = " ".join(f"+{name}" for name in hierarchies.v2_limits)
-            for folder in (Path(hierarchies.v2), Path(hierarchies.v2) / FOLDER):
-                (folder / "cgroup.subtree_control").write_text(enable)
+            _enable(Path(hierarchies.v2), enable)
+            _enable(Path(hierarchies.v2) / FOLDER, enable)
     except OSError as error:
         raise NoLimits(f"{error.filename}: {error.strerror}") from error
+
+
+def _enable(folder: Path, controllers: str) -> None:
+    """Hand controllers to the groups below. In a container the top group may hold processes, which forbids it."""
+    control = folder / "cgroup.subtree_control"
+    try:
+        control.write_text(controllers)
+    except OSError as error:
+        if error.errno != errno.EBUSY:
+            raise
+        _move_processes(folder, folder / "openforge-host")
+        control.write_text(controllers)
+
+
+def _move_processes(source: Path, target: Path) -> None:
+    target.mkdir(exist_ok=True)
+    for pid in _processes(source):
+        with contextlib.suppress(ProcessLookupError):
+            (target / "cgroup.procs").write_text(str(pid))
 
 
 class Groups:

@@ -69,6 +69,7 @@ class ProcessDriver:
         hierarchies: cgroups.Hierarchies | None = None,
     ) -> None:
         self.bubblewrap = find_bubblewrap()
+        _try_namespaces(self.bubblewrap)
         self.hierarchies = hierarchies or _find_limits(allow_reduced)
         self.isolation: Literal["full", "reduced"] = "full" if self.hierarchies else "reduced"
         self._state_dir = state_dir
@@ -290,6 +291,17 @@ def find_bubblewrap() -> Path:
 def _bubblewrap_of_wheel() -> Path | None:
     spec = importlib.util.find_spec(_WHEEL)
     return Path(spec.origin).parent / "_bin" / "bwrap" if spec and spec.origin else None
+
+
+def _try_namespaces(bubblewrap: Path) -> None:
+    """Containers and some distributions forbid what bubblewrap needs; better said now than for each sandbox."""
+    trial = [str(bubblewrap), "--unshare-all", "--unshare-user", "--ro-bind", "/", "/", "/bin/true"]
+    tried = subprocess.run(trial, capture_output=True, text=True)
+    if tried.returncode:
+        raise CannotIsolate(
+            f"bubblewrap cannot make namespaces here ({tried.stderr.strip()}): allow user namespaces, or give the"
+            " container CAP_SYS_ADMIN"
+        )
 
 
 def _find_limits(allow_reduced: bool) -> cgroups.Hierarchies | None:
