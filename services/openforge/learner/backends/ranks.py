@@ -1,0 +1,74 @@
+"""What the ranks of a process group do together. In a single process each of these is a no-op.
+
+Promises: all ranks run the same number of rows, so that none waits for another for ever.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from openforge.learner.packing import Row, cost
+
+PAIR_COST = 3e-4
+"""What attending to one token costs, in units of a token's other work; about right from 100M to 10B."""
+
+
+def world() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def local_rank() -> int:
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def shard(policy: Any, device: torch.device) -> None:
+    """FSDP2: each decoder layer and the rest are sharded over all ranks."""
+    if world() == 1:
+        return
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh(device.type, (world(),))
+    for layer in policy.model.get_decoder().layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(policy, mesh=mesh)
+
+
+def share(rows: Sequence[Row]) -> list[tuple[Row, float]]:
+    """This rank's rows with weight 1, padded with weight 0 to the length of the longest share."""
+    shares: list[list[Row]] = [[] for _ in range(world())]
+    load = [0.0] * world()
+    for row in sorted(rows, key=lambda row: -cost(row, PAIR_COST)):
+        lightest = load.index(min(load))
+        shares[lightest].append(row)
+        load[lightest] += cost(row, PAIR_COST)
+    longest = max(len(part) for part in shares)
+    own = shares[rank()]
+    return [(row, 1.0) for row in own] + [(rows[0], 0.0)] * (longest - len(own))
+
+
+def reduce_gradients(policy: Any, last: bool) -> None:
+    """Gradients travel once a step, with the last row."""
+    if world() > 1:
+        policy.set_requires_gradient_sync(last)
+
+
+def merge(sums: Tensor, maxima: Tensor) -> None:
+    if world() > 1:
+        dist.all_reduce(sums, dist.ReduceOp.SUM)
+        dist.all_reduce(maxima, dist.ReduceOp.MAX)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The full tensor of a sharded one: a collective."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
