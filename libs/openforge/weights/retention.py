@@ -25,8 +25,15 @@ def keep_newest(root: str | Path, keep: int, in_use: Collection[str | Path] = ()
     oldest_draft = time.time() - _DRAFT_AGE_S
     gone += [entry for entry in root.iterdir() if _DRAFT.fullmatch(entry.name) and entry.stat().st_mtime < oldest_draft]
     for folder in gone:
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(_out_of_sight(folder), ignore_errors=True)
     return gone
+
+
+def _out_of_sight(folder: Path) -> Path:
+    """A folder that is being removed is no longer whole, so it loses its name first."""
+    if folder.name.startswith("."):
+        return folder
+    return folder.replace(folder.with_name(f".{folder.name}-removed"))
 
 
 def _age(folder: Path) -> tuple[int, int]:

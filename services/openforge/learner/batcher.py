@@ -141,6 +141,9 @@ class Batcher:
         """Every verified trajectory that is neither trained nor retired."""
         return {name: header for group in self.state.groups.values() for name, header in group.headers.items()}
 
+    def holds(self, episode: str, group: str) -> bool:
+        return group in self.state.groups and episode in self.state.groups[group].headers
+
     def apply(self, fact: GroupOpened | GroupClosed | Header | BatchTrained | TrajectoryRetired) -> None:
         """Fold one fact; each fact is folded once."""
         match fact:

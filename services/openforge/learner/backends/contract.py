@@ -9,17 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from openforge.learner.packing import TrainSequence
+from openforge.service import BadSettings
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class BackendRefused(ValueError):
+class BackendRefused(BadSettings):
     """The settings ask for what this backend or this machine does not have."""
 
 
@@ -60,6 +61,10 @@ class Backend(Protocol):
 
     def export(self) -> Mapping[str, Tensor]:
         """The weights under their checkpoint names, whole, in float32, not to be kept over the next step."""
+        ...
+
+    def plain_model(self) -> Any:
+        """A whole model of this architecture on the CPU, whose own weights nobody relies on. No collective."""
         ...
 
     def save(self, folder: Path) -> None:

@@ -40,6 +40,7 @@ class TorchBackend:
         self.vocabulary: int = model.config.vocab_size
         model.to(self.device)
         self.policy = PolicyForward(model)
+        self._plain: Any = None
         ranks.shard(self.policy, self.device)
         self.optimizer = torch.optim.AdamW(
             self.policy.parameters(),
@@ -76,6 +77,13 @@ class TorchBackend:
             name.removeprefix(prefix): ranks.whole(parameter.detach()).to("cpu")
             for name, parameter in self.policy.named_parameters()
         }
+
+    def plain_model(self) -> Any:
+        if ranks.world() == 1 and self.device.type == "cpu":
+            return self.policy.model
+        if self._plain is None:
+            self._plain = _load(self.config.model.path, TorchOptions())
+        return self._plain
 
     def save(self, folder: Path) -> None:
         storage.save(folder, self.policy, self.optimizer)

@@ -1,0 +1,21 @@
+"""Which backend a run asks for."""
+
+from __future__ import annotations
+
+from openforge.learner.backends.contract import Backend
+from openforge.runs import RunConfig
+
+
+def backend_for(config: RunConfig) -> Backend:
+    """Takes seconds: loads the model. Raises `BackendRefused`."""
+    if config.learner.backend == "verl":
+        from openforge.learner.backends.verl import verl_backend
+
+        return verl_backend()
+    if config.learner.world_size > 1:
+        from openforge.learner.backends.fleet import Fleet
+
+        return Fleet(config)
+    from openforge.learner.backends.torch_fsdp import TorchBackend
+
+    return TorchBackend(config)

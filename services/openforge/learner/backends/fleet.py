@@ -1,0 +1,139 @@
+"""One backend over several processes: rank 0 decides, the others follow.
+
+Promises: every collective begins with a broadcast of what is to be done, so no rank waits for one that
+does something else; followers end with rank 0.
+
+Under torchrun the ranks exist already. Otherwise rank 0 starts the others beside itself on this machine.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from openforge.learner.backends.contract import BackendRefused, StepStats
+from openforge.learner.packing import TrainSequence
+from openforge.runs import RunConfig, config_of
+from openforge.runs.load import canonical
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+IDLE = timedelta(days=30)
+"""How long a follower waits for the next command: pauses of a run are no failure."""
+
+
+def is_follower() -> bool:
+    return int(os.environ.get("RANK", "0")) > 0
+
+
+class Fleet:
+    """A `Backend` of rank 0 that takes the other ranks along."""
+
+    def __init__(self, config: RunConfig) -> None:
+        from openforge.learner.backends.torch_fsdp import TorchBackend
+
+        self._children = _start_others(config.learner.world_size)
+        _join()
+        _broadcast(canonical(config)[0])
+        self._own = TorchBackend(config)
+        self.vocabulary = self._own.vocabulary
+
+    def train(self, sequences: Sequence[TrainSequence], step: int) -> StepStats:
+        _broadcast(("train", (sequences, step)))
+        return self._own.train(sequences, step)
+
+    def logprobs(self, sequences: Sequence[TrainSequence]) -> list[list[float]]:
+        _broadcast(("logprobs", (sequences,)))
+        return self._own.logprobs(sequences)
+
+    def export(self) -> Mapping[str, Tensor]:
+        _broadcast(("export", ()))
+        return self._own.export()
+
+    def plain_model(self) -> Any:
+        return self._own.plain_model()
+
+    def save(self, folder: Path) -> None:
+        _broadcast(("save", (folder,)))
+        self._own.save(folder)
+
+    def load(self, folder: Path) -> None:
+        _broadcast(("load", (folder,)))
+        self._own.load(folder)
+
+    def close(self) -> None:
+        import torch.distributed as dist
+
+        _broadcast(("close", ()))
+        dist.barrier()
+        dist.destroy_process_group()
+        for child in self._children:
+            child.wait(timeout=30)
+
+
+def follow() -> NoReturn:
+    """The life of every rank but 0."""
+    import torch.distributed as dist
+
+    from openforge.learner.backends.torch_fsdp import TorchBackend
+    from openforge.service import die_with_parent, set_up_logs
+
+    set_up_logs(f"learner.{os.environ['RANK']}")
+    die_with_parent()
+    _join()
+    backend = TorchBackend(config_of(_broadcast(None)))
+    while (command := _broadcast(None))[0] != "close":
+        name, arguments = command
+        getattr(backend, name)(*arguments)
+    dist.barrier()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # destroying the group while others still talk aborts the process now and then
+
+
+def _join() -> None:
+    import torch
+    import torch.distributed as dist
+
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    dist.init_process_group(backend, timeout=IDLE)
+
+
+def _broadcast(what: Any) -> Any:
+    """From rank 0 to all. The others pass None and get what rank 0 passed."""
+    import torch
+    import torch.distributed as dist
+
+    box = [what]
+    dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
+    return box[0]
+
+
+def _start_others(world_size: int) -> list[subprocess.Popen[bytes]]:
+    if (given := os.environ.get("WORLD_SIZE")) is not None:
+        if int(given) != world_size:
+            raise BackendRefused(
+                f"learner.world_size = {world_size}, but torchrun started {given} processes: make them equal."
+            )
+        return []
+    shared = {"WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    os.environ.update(shared, RANK="0", LOCAL_RANK="0")
+    return [
+        subprocess.Popen(
+            [sys.executable, "-m", "openforge.learner"], env={**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        )
+        for rank in range(1, world_size)
+    ]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

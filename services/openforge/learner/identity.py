@@ -1,0 +1,41 @@
+"""What makes two learners compute the same lineage.
+
+Promises: whatever changes the numbers of a step changes the digest; threads, folders and how
+often is saved do not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import msgspec
+
+from openforge.runs import RunConfig
+from openforge.service import BadSettings
+
+_NO_MATTER = ("threads", "world_size", "checkpoint_every", "keep_checkpoints")
+
+
+def training_digest(config: RunConfig) -> str:
+    """The sha256, in hex, of all settings that a step depends on."""
+    learner = {name: value for name, value in msgspec.to_builtins(config.learner).items() if name not in _NO_MATTER}
+    decisive = {
+        "model": config.model.path,
+        "seed": config.run.seed,
+        "groups_per_step": config.pacing.groups_per_step,
+        "max_lag": config.pacing.max_lag,
+        "staleness": config.pacing.staleness,
+        "algorithm": msgspec.to_builtins(config.algorithm),
+        "learner": learner,
+    }
+    return hashlib.sha256(msgspec.json.encode(decisive, order="sorted")).hexdigest()
+
+
+class ConfigChanged(BadSettings):
+    """The run's lineage was computed with other settings, and goes on with those or not at all."""
+
+    def __init__(self, run: str, version: int, recorded: str, now: str) -> None:
+        super().__init__(
+            f"run {run!r}: version {version} was trained with the settings {recorded[:12]}, the run file now gives "
+            f"{now[:12]}: restore the sections model, pacing, algorithm and learner, or give run.name another value"
+        )

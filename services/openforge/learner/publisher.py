@@ -1,0 +1,56 @@
+"""Weights on their way to the engines.
+
+Promises: a folder is complete before its fact is told; a version that was computed again is published
+again only if its weights came out otherwise or are gone.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from openforge.learner.backends.contract import Backend
+from openforge.learner.probe import probe
+from openforge.protos import PolicyPublished
+from openforge.runs import RunConfig
+from openforge.weights import WEIGHTS, BadWeights, Written, check, keep_newest, write_weights
+
+
+class Publisher:
+    """Writes under `root`; all methods are slow and belong into the backend's thread."""
+
+    def __init__(self, backend: Backend, config: RunConfig, root: Path) -> None:
+        self._backend = backend
+        self._config = config
+        self._root = root.absolute()
+
+    def write(self, version: int, incarnation: int, parent: str) -> Written:
+        tensors, dtype = self._backend.export(), self._config.engine.dtype
+        return write_weights(
+            self._root,
+            tensors,
+            config_dir=self._config.model.path,
+            version=version,
+            incarnation=incarnation,
+            probe=probe(self._backend.plain_model(), tensors, dtype),
+            dtype=dtype,
+            parent=parent,
+        )
+
+    def holds(self, published: PolicyPublished) -> bool:
+        """Whether the folder that was published is whole and has the backend's weights, bit for bit."""
+        import torch
+        from safetensors.torch import load_file
+
+        try:
+            check(published.location, published.digest)
+        except BadWeights:
+            return False
+        dtype = getattr(torch, self._config.engine.dtype)
+        own, written = self._backend.export(), load_file(Path(published.location) / WEIGHTS)
+        return own.keys() >= written.keys() and all(
+            torch.equal(own[name].to(dtype), tensor) for name, tensor in written.items()
+        )
+
+    def forget_old(self, in_use: set[str]) -> list[Path]:
+        """Keep the newest folders and those that an engine serves."""
+        return keep_newest(self._root, self._config.engine.keep_versions, in_use)

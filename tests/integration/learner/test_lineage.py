@@ -1,0 +1,274 @@
+"""A learner process on a real bus: its lineage is the same whatever happens to it."""
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+from learner_world import (
+    LearnerProcess,
+    close_group,
+    feed_group,
+    feed_run,
+    is_published,
+    is_trained,
+    lineage,
+    newest_published,
+    open_group,
+    retired,
+    run_config,
+    tiny_model,
+    until,
+    verdict,
+    weights_sha256,
+)
+
+from openforge.bus import Bus, BusSettings
+from openforge.protos import BatchTrained, PolicyPublished, RetireReason
+from openforge.runs.submit import submit
+from openforge.weights import check
+
+
+def is_there(published: PolicyPublished) -> bool:
+    return Path(published.location).exists()
+
+
+def tear(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-10])
+
+
+async def finished(bus: Bus, run: str, steps: int) -> None:
+    await until(lambda: is_published(bus, run, steps), 120)
+
+
+async def test_a_run_is_trained_to_its_end_and_every_version_is_published(
+    bus: Bus, bus_settings: BusSettings, tmp_path: Path
+) -> None:
+    config = run_config(tiny_model(tmp_path))
+    await submit(bus, config)
+    learner = await LearnerProcess(bus_settings, tmp_path / "home", config.run.name).start()
+    await asyncio.gather(feed_run(bus, config), finished(bus, config.run.name, 6))
+    batches = await lineage(bus, config.run.name)
+    assert [(batch.base, batch.version) for batch in batches] == [(step, step + 1) for step in range(6)]
+    assert [batch.groups for batch in batches] == [(f"g{2 * s:06d}", f"g{2 * s + 1:06d}") for s in range(6)]
+    assert all(batch.lag <= 1 for batch in batches)
+    assert batches[3].metrics["grad_norm"] > 0
+    newest = await newest_published(bus, config.run.name)
+    check(newest.location, newest.digest)
+    assert await learner.stop() == 0
+    assert sorted(folder.name for folder in (tmp_path / "home/weights").iterdir()) == [
+        "v000004-0",
+        "v000005-0",
+        "v000006-0",
+    ]
+
+
+@pytest.mark.parametrize(
+    "seed", [1, pytest.param(2, marks=pytest.mark.heavy), pytest.param(3, marks=pytest.mark.heavy)]
+)
+async def test_a_learner_killed_at_random_points_ends_with_the_same_weights(
+    bus: Bus, bus_settings: BusSettings, tmp_path: Path, seed: int
+) -> None:
+    model, rng = tiny_model(tmp_path), random.Random(seed)
+    calm, wild = run_config(model, "calm"), run_config(model, "wild")
+    for config in (calm, wild):
+        await submit(bus, config)
+    quiet = await LearnerProcess(bus_settings, tmp_path / "calm", "calm").start()
+    await asyncio.gather(feed_run(bus, calm), finished(bus, "calm", 6))
+    await quiet.stop()
+
+    feeding = asyncio.create_task(feed_run(bus, wild))
+    kills, learner = 0, await LearnerProcess(bus_settings, tmp_path / "wild", "wild").start()
+    while not await is_published(bus, "wild", 6):
+        if kills < 4 and await is_trained(bus, "wild", kills + 1):
+            await asyncio.sleep(rng.uniform(0, 0.1))
+            await learner.kill()
+            kills += 1
+            learner = await LearnerProcess(bus_settings, tmp_path / "wild", "wild").start()
+        await asyncio.sleep(0.005)
+    await feeding
+    await learner.stop()
+    assert kills >= 3
+    left, right = await lineage(bus, "calm"), await lineage(bus, "wild")
+    assert [batch.episodes for batch in left] == [batch.episodes for batch in right]
+    for version in range(7):
+        same = {
+            weights_sha256(told.fact)
+            for run in ("calm", "wild")
+            for told in await bus.read(PolicyPublished, run, version)
+            if is_there(told.fact)
+        }
+        assert len(same) <= 1, f"version {version} has one set of weights"
+    assert weights_sha256(await newest_published(bus, "calm")) == weights_sha256(await newest_published(bus, "wild"))
+
+
+async def test_a_second_learner_in_the_same_folder_is_a_zombie(
+    bus: Bus, bus_settings: BusSettings, tmp_path: Path
+) -> None:
+    config = run_config(tiny_model(tmp_path))
+    await submit(bus, config)
+    first = await LearnerProcess(bus_settings, tmp_path / "home", config.run.name).start()
+    await until(lambda: is_published(bus, config.run.name, 0))
+    second = await LearnerProcess(bus_settings, tmp_path / "home", config.run.name).start()
+    assert await second.wait() == 3
+    assert await first.stop() == 0
+
+
+async def test_of_two_learners_in_two_folders_one_trains_and_the_other_exits_as_a_zombie(
+    bus: Bus, bus_settings: BusSettings, tmp_path: Path
+) -> None:
+    config = run_config(tiny_model(tmp_path))
+    await submit(bus, config)
+    learners = [
+        await LearnerProcess(bus_settings, tmp_path / place, config.run.name).start() for place in ("one", "two")
+    ]
+    feeding = asyncio.create_task(feed_run(bus, config))
+    waits = [asyncio.create_task(learner.wait(120)) for learner in learners]
+    done, running = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED, timeout=120)
+    assert [task.result() for task in done] == [3]
+    await finished(bus, config.run.name, 6)
+    await feeding
+    assert len(running) == 1
+    assert [batch.version for batch in await lineage(bus, config.run.name)] == list(range(1, 7))
+    for learner in learners:
+        await learner.stop()
+
+
+async def test_other_settings_do_not_continue_a_lineage(bus: Bus, bus_settings: BusSettings, tmp_path: Path) -> None:
+    config = run_config(tiny_model(tmp_path))
+    await submit(bus, config)
+    await bus.tell(
+        BatchTrained(run=config.run.name, version=1, base=0, episodes=(), groups=(), config_digest="0" * 64, lag=0)
+    )
+    learner = await LearnerProcess(bus_settings, tmp_path / "home", config.run.name).start()
+    assert await learner.wait() == 2
+    assert "version 1 was trained with the settings 000000000000" in learner.log()
+
+
+async def test_weights_that_were_lost_are_published_again_with_the_next_incarnation(
+    bus: Bus, bus_settings: BusSettings, tmp_path: Path
+) -> None:
+    config = run_config(tiny_model(tmp_path), run={"steps": 1}, pacing={"max_lag": 0})
+    run = config.run.name
+    await submit(bus, config)
+    learner = await LearnerProcess(bus_settings, tmp_path / "home", run).start()
+    await asyncio.gather(feed_run(bus, config), finished(bus, run, 1))
+    await learner.kill()
+    before = await newest_published(bus, run)
+    tear(Path(before.location, "model.safetensors"))
+    expected = weights_sha256(before)
+    learner = await LearnerProcess(bus_settings, tmp_path / "home", run).start()
+
+    async def again() -> bool:
+        return (await newest_published(bus, run)).incarnation == 1
+
+    await until(again)
+    assert weights_sha256(await newest_published(bus, run)) == expected
+    await learner.stop()
+    learner = await LearnerProcess(bus_settings, tmp_path / "home", run).start()
+    await asyncio.sleep(3)
+    await learner.stop()
+    assert (await newest_published(bus, run)).incarnation == 1, "what is whole is not published again"
+
+
+async def test_a_torn_checkpoint_is_passed_over(bus: Bus, bus_settings: BusSettings, tmp_path: Path) -> None:
+    config = run_config(tiny_model(tmp_path), run={"steps": 4})
+    run = config.run.name
+    await submit(bus, config)
+    learner = await LearnerProcess(bus_settings, tmp_path / "home", run).start()
+    await asyncio.gather(feed_run(bus, config), finished(bus, run, 4))
+    await learner.stop()
+    digest = weights_sha256(await newest_published(bus, run))
+    newest = tmp_path / "home/checkpoints/c000004"
+    tear(max((file for file in newest.rglob("*") if file.is_file()), key=lambda file: file.stat().st_size))
+    published = await newest_published(bus, run)
+    tear(Path(published.location, "manifest.json"))
+    learner = await LearnerProcess(bus_settings, tmp_path / "home", run).start()
+
+    async def again() -> bool:
+        return (await newest_published(bus, run)).incarnation == 1
+
+    await until(again)
+    assert weights_sha256(await newest_published(bus, run)) == digest
+    assert "computing again" in learner.log()
+    await learner.stop()
+
+
+async def test_stale_groups_are_dropped_and_leftovers_are_not_needed(
+    bus: Bus, bus_settings: BusSettings, tmp_path: Path
+) -> None:
+    config = run_config(tiny_model(tmp_path), run={"steps": 2}, pacing={"groups_per_step": 1, "max_lag": 0})
+    run = config.run.name
+    await submit(bus, config)
+    learner = await LearnerProcess(bus_settings, tmp_path / "home", run).start()
+    for ordinal in (0, 1):
+        await feed_group(bus, config, ordinal, 0)
+    await until(lambda: is_published(bus, run, 1))
+    await feed_group(bus, config, 2, 1)
+    await until(lambda: is_published(bus, run, 2))
+    await feed_group(bus, config, 3, 1)
+
+    async def eight() -> bool:
+        return len(await retired(bus, run)) == 8
+
+    await until(eight)
+    reasons = {(fact.group, fact.reason) for fact in await retired(bus, run)}
+    assert reasons == {("g000001", RetireReason.STALE), ("g000003", RetireReason.NOT_NEEDED)}
+    assert [batch.lag for batch in await lineage(bus, run)] == [0, 0]
+    await learner.stop()
+
+
+async def test_wait_holds_the_step_and_retires_who_blocks_too_long(
+    bus: Bus, bus_settings: BusSettings, tmp_path: Path
+) -> None:
+    pacing = {"groups_per_step": 1, "max_lag": 0, "staleness": "wait", "wait_timeout_s": 2.0}
+    config = run_config(tiny_model(tmp_path), run={"steps": 2}, pacing=pacing)
+    run = config.run.name
+    await submit(bus, config)
+    learner = await LearnerProcess(bus_settings, tmp_path / "home", run).start()
+    await until(lambda: is_published(bus, run, 0))
+    await open_group(bus, config, 0, 0)
+    await bus.tell(verdict(config, 0, 0, 0))
+    await feed_group(bus, config, 1, 0)
+    await asyncio.sleep(1.0)
+    assert not await is_trained(bus, run, 1)
+    await until(lambda: is_trained(bus, run, 1))
+    assert {(fact.episode, fact.reason) for fact in await retired(bus, run)} == {("g000000-0", RetireReason.TIMED_OUT)}
+    await learner.stop()
+
+
+async def test_mask_trains_old_groups_without_their_old_tokens(
+    bus: Bus, bus_settings: BusSettings, tmp_path: Path
+) -> None:
+    config = run_config(
+        tiny_model(tmp_path), run={"steps": 2}, pacing={"groups_per_step": 1, "max_lag": 0, "staleness": "mask"}
+    )
+    run = config.run.name
+    await submit(bus, config)
+    learner = await LearnerProcess(bus_settings, tmp_path / "home", run).start()
+    await feed_group(bus, config, 0, 0)
+    await until(lambda: is_published(bus, run, 1))
+    await open_group(bus, config, 1, 0)
+    for member in range(4):
+        await bus.tell(verdict(config, 1, member, member % 2))
+    await close_group(bus, config, 1)
+    await until(lambda: is_published(bus, run, 2))
+    batch = (await lineage(bus, run))[1]
+    assert batch.lag == 0
+    assert batch.masked_tokens > 0
+    assert batch.loss_tokens > 0
+    await learner.stop()
+
+
+async def test_sentinels_are_retired_as_invalid(bus: Bus, bus_settings: BusSettings, tmp_path: Path) -> None:
+    config = run_config(tiny_model(tmp_path), run={"steps": 1}, pacing={"groups_per_step": 1})
+    run = config.run.name
+    await submit(bus, config)
+    learner = await LearnerProcess(bus_settings, tmp_path / "home", run).start()
+    await feed_group(bus, config, 0, 0, logprob=-9999.0)
+    await feed_group(bus, config, 1, 0)
+    await until(lambda: is_trained(bus, run, 1))
+    facts = await retired(bus, run)
+    assert {(fact.group, fact.reason) for fact in facts} == {("g000000", RetireReason.INVALID)}
+    assert "-9999" in facts[0].detail
+    await learner.stop()
