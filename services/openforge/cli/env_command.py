@@ -1,0 +1,61 @@
+"""`openforge env`: environments, the proof that they work, and new ones."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from openforge.cli.reach import BAD_USE, fail
+from openforge.env import check as checks
+from openforge.env.new import CannotCreate, new_environment
+from openforge.env.registry import BadEnvironment, NoSuchEnvironment, environments, load_environment
+
+app = typer.Typer(
+    help="Environments: tasks, the harnesses that do them, and how they are verified.", no_args_is_help=True
+)
+
+Name = Annotated[str, typer.Argument(help="An installed environment, or the path of an env.py.", show_default=False)]
+
+
+@app.command("list")
+def list_environments(
+    environment: Annotated[str | None, typer.Argument(help="Show the tasks and harnesses of this one.")] = None,
+) -> None:
+    """The environments that can be loaded here."""
+    if environment is None:
+        typer.echo("\n".join(environments()) or "none is installed")
+        return
+    try:
+        module = load_environment(environment)
+    except (NoSuchEnvironment, BadEnvironment) as error:
+        fail(str(error), BAD_USE)
+    typer.echo("harnesses: " + ", ".join(f"{name} ({kind})" for name, kind in module.HARNESSES.items()))
+    typer.echo("tasks: " + ", ".join(template.id for template in module.tasks()))
+
+
+@app.command()
+def check(
+    environment: Name,
+    tasks: Annotated[str, typer.Option(help="Ids, separated by commas; all tasks where it is left out.")] = "",
+    seeds: Annotated[int, typer.Option(help="How many instances of each split.")] = 3,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object and nothing else.")] = False,
+) -> None:
+    """Prove of each task in real sandboxes: the reference passes, no work fails, verdicts repeat.
+
+    Exit codes: 0 all do, 1 some task does not, 2 there is no such environment or task.
+    """
+    arguments = [environment, "--tasks", tasks, "--seeds", str(seeds), *(["--json"] if as_json else [])]
+    raise typer.Exit(checks.main(arguments))
+
+
+@app.command()
+def new(
+    name: Annotated[str, typer.Argument(help="A lower-case word.", show_default=False)],
+    parent: Annotated[Path, typer.Option("--in", help="The folder to put it in.")] = Path(),
+) -> None:
+    """Write a small environment that works, to change into yours."""
+    try:
+        folder = new_environment(name, parent)
+    except CannotCreate as error:
+        fail(str(error), BAD_USE)
+    typer.echo(f"{folder}: change env.py and tasks/, then `openforge env check {folder}/env.py`")

@@ -1,0 +1,113 @@
+"""How a command finds the bus of a run.
+
+Promises: a run that works here is reached where its supervisor says; a run that rests here gets its own server for
+the time of the command, and nobody else may start it meanwhile; anything else is reached at OPENFORGE_NATS_URL.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, NoReturn, TypeVar
+
+import msgspec
+import typer
+
+from openforge.bus import BadSettings, Bus, BusError, BusSettings
+from openforge.bus.server import NatsServer, NoServerBinary, ServerConfig, ServerFailed, free_port
+from openforge.cli.home import Busy, Home
+
+T = TypeVar("T")
+
+CONNECT_TIMEOUT_S = 10.0
+# Another command may hold the run's store for as long as it reads.
+WAIT_FOR_STORE_S = 30.0
+
+BAD_USE = 2
+
+
+class Unreachable(Exception):
+    """There is no bus for this run; the message says what to do."""
+
+
+def fail(message: str, code: int = 1) -> NoReturn:
+    """Say why on standard error and end."""
+    typer.echo(f"openforge: {message}", err=True)
+    raise typer.Exit(code)
+
+
+def run_on_bus(run: str | None, act: Callable[[Bus], Coroutine[Any, Any, T]]) -> T:
+    """`act` on the bus of the run; what stands in the way ends the command with one sentence."""
+
+    async def reached() -> T:
+        async with bus_of(run) as bus:
+            return await act(bus)
+
+    try:
+        return asyncio.run(reached())
+    except (Unreachable, BadSettings, NoServerBinary, ServerFailed, BusError) as error:
+        fail(str(error))
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+
+
+@asynccontextmanager
+async def bus_of(run: str | None) -> AsyncIterator[Bus]:
+    """Connected to the bus that knows the run; any bus where `run` is None. Raises `Unreachable` or `BusError`."""
+    home = Home(run) if run else None
+    address = home.address() if home else None
+    if home and address:
+        async with _connected(address.nats_url, home) as bus:
+            yield bus
+    elif os.environ.get("OPENFORGE_NATS_URL") or home is None:
+        async with Bus.connect(_patient(BusSettings.from_env()), name="cli") as bus:
+            yield bus
+    elif home.nats.is_dir():
+        async with _resting(home) as bus:
+            yield bus
+    else:
+        raise Unreachable(
+            f"run {home.run!r} has no folder {home.root} and OPENFORGE_NATS_URL is not set: go to the folder where it "
+            "was started, set OPENFORGE_RUNS to the folder of runs, or set OPENFORGE_NATS_URL to its bus"
+        )
+
+
+@asynccontextmanager
+async def _connected(url: str, home: Home) -> AsyncIterator[Bus]:
+    settings = msgspec.structs.replace(BusSettings.from_env(), url=url, blobs=str(home.blobs))
+    async with Bus.connect(_patient(settings), name="cli") as bus:
+        yield bus
+
+
+@asynccontextmanager
+async def _resting(home: Home) -> AsyncIterator[Bus]:
+    """The run's own store, served to us alone."""
+    deadline = asyncio.get_running_loop().time() + WAIT_FOR_STORE_S
+    while True:
+        try:
+            with home.held():
+                server = NatsServer(ServerConfig(folder=str(home.nats), port=free_port()))
+                await server.start()
+                try:
+                    async with _connected(server.url, home) as bus:
+                        yield bus
+                finally:
+                    await server.stop()
+                return
+        except Busy:
+            address = home.address()  # somebody started the run while we waited
+            if address is None and asyncio.get_running_loop().time() > deadline:
+                raise Unreachable(
+                    f"run {home.run!r} is held by another command ({home.root / 'lock'}): wait for it to end"
+                ) from None
+        if address is not None:
+            async with _connected(address.nats_url, home) as bus:
+                yield bus
+            return
+        await asyncio.sleep(0.2)
+
+
+def _patient(settings: BusSettings) -> BusSettings:
+    """As long as a person waits."""
+    wait_s = min(settings.connect_timeout_s, CONNECT_TIMEOUT_S)
+    return msgspec.structs.replace(settings, connect_timeout_s=wait_s)
