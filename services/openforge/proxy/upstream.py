@@ -70,13 +70,14 @@ class Engine:
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Piece]:
         """The answer as it is sampled. Closing the iterator calls the engine off."""
         assert self._session is not None
+        body = msgspec.json.encode(request)
         try:
             async with self._session.post(
-                self._url, data=msgspec.json.encode(request), headers={"Content-Type": "application/json"}
+                self._url, data=body, headers={"Content-Type": "application/json"}
             ) as response:
                 if response.status != 200:
                     _refuse(response.status, (await response.read())[:500])
-                async for piece in _pieces(response.content, request.token_ids):
+                async for piece in _pieces(response.content, request.token_ids, body):
                     yield piece
         except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
             raise EngineBroken(f"the engine broke off: {error or type(error).__name__}") from error
@@ -89,7 +90,7 @@ def _refuse(status: int, body: bytes) -> None:
     raise EngineRefused(said)
 
 
-async def _pieces(content: aiohttp.StreamReader, prompt: list[int]) -> AsyncIterator[Piece]:
+async def _pieces(content: aiohttp.StreamReader, prompt: list[int], sent: bytes) -> AsyncIterator[Piece]:
     sampled = 0
     ended = False
     async for event in _events(content):
@@ -99,7 +100,7 @@ async def _pieces(content: aiohttp.StreamReader, prompt: list[int]) -> AsyncIter
             chunk = _CHUNK.decode(event)
         except msgspec.MsgspecError as error:
             raise EngineBroken(f"the engine sent what is no chunk of an answer: {error}") from error
-        if not _same_prompt(bytes(chunk.prompt_token_ids), prompt):
+        if not _same_prompt(bytes(chunk.prompt_token_ids), prompt, sent):
             raise EngineRefused("the engine answered another prompt than it was sent")
         for choice in chunk.choices:
             sampled += len(choice.token_ids)
@@ -109,8 +110,9 @@ async def _pieces(content: aiohttp.StreamReader, prompt: list[int]) -> AsyncIter
         raise EngineBroken("the engine's answer has no end")
 
 
-def _same_prompt(told: bytes, prompt: list[int]) -> bool:
-    if told in (_NO_IDS, msgspec.json.encode(prompt)):
+def _same_prompt(told: bytes, prompt: list[int], sent: bytes) -> bool:
+    """Normally the engine writes the very bytes that it was sent, which need no decoding."""
+    if told == _NO_IDS or b'"token_ids":' + told + b"," in sent:
         return True
     try:
         return msgspec.json.decode(told, type=list[int]) == prompt
@@ -132,7 +134,7 @@ def _piece(choice: Choice, sampled: int) -> Piece:
     logprobs = [entry.logprob for entry in choice.logprobs.content] if choice.logprobs else []
     if len(logprobs) != len(choice.token_ids):
         raise EngineRefused(f"the engine sent {len(logprobs)} log-probs for {len(choice.token_ids)} tokens")
-    if any(not math.isfinite(logprob) or logprob <= SENTINEL for logprob in logprobs):
+    if not math.isfinite(sum(logprobs)) or min(logprobs, default=0.0) <= SENTINEL:
         raise EngineRefused("the engine sent a log-prob that no sampled token has")
     if choice.finish_reason is None:
         return Piece(choice.token_ids, logprobs)
