@@ -42,13 +42,12 @@ def run_config(model: Path, **changes: object) -> RunConfig:
 
 
 class ProxyAtWork:
-    def __init__(self, bus: Bus, engine: StubEngine, config: RunConfig, sockets: Path) -> None:
+    def __init__(self, bus: Bus, engine_url: str, config: RunConfig, sockets: Path) -> None:
         self.bus = bus
-        self.engine = engine
         self.config = config
         self.settings = Settings(
             run=RUN,
-            engine_url=engine.url,
+            engine_url=engine_url,
             proxy_url=f"http://127.0.0.1:{free_port()}",
             sockets=str(sockets),
             engine_patience_s=3.0,
@@ -148,7 +147,7 @@ async def idle_proxy(bus: Bus, stub_engine: StubEngine, tmp_path: Path) -> Async
     """Not started yet."""
     config = run_config(byte_tokenizer_folder(tmp_path / "model"))
     await submit(bus, config)
-    at_work = ProxyAtWork(bus, stub_engine, config, tmp_path / "s")
+    at_work = ProxyAtWork(bus, stub_engine.url, config, tmp_path / "s")
     yield at_work
     await at_work.close_clients()
     await at_work.stop()

@@ -16,7 +16,8 @@ _CLOSING_S = 2
 def bind(url: str) -> socket.socket:
     """The socket that `OPENFORGE_ENGINE_URL` names; raises `BadSettings` if it cannot be had."""
     host, port = host_and_port(url)
-    tcp = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    tcp = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # named, or asyncio leaves Nagle's delay on
     tcp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         tcp.bind((host, port))
