@@ -161,13 +161,6 @@ class Groups:
     def kill(self) -> None:
         kill_group(self.kill_folder)
 
-    def populated(self) -> bool:
-        return any(_processes(folder) for folder in _tree(self.kill_folder))
-
-    def remove(self) -> bool:
-        """Remove the groups; False while something in them is still dying."""
-        return [remove_group(folder) for folder in self.folders].count(False) == 0
-
 
 def kill_group(folder: Path) -> None:
     """SIGKILL to every process in `folder` and below, whatever they fork meanwhile."""
@@ -195,9 +188,16 @@ def _freeze_and_kill(folder: Path, rounds: int = 50) -> None:
 
 
 def remove_group(folder: Path) -> bool:
+    """Whether it is gone, with the groups of background processes below it."""
+    if _is_removed(folder):
+        return True
+    below = [group for group in _tree(folder) if group != folder]
+    return all(_is_removed(group) for group in below) and _is_removed(folder)
+
+
+def _is_removed(folder: Path) -> bool:
     try:
-        for group in _tree(folder):
-            group.rmdir()
+        folder.rmdir()
     except FileNotFoundError:
         return True
     except OSError:
@@ -207,11 +207,14 @@ def remove_group(folder: Path) -> bool:
 
 def _tree(folder: Path) -> Iterator[Path]:
     """`folder` and the groups below it, the deepest first."""
-    if folder.is_dir():
-        for entry in sorted(folder.iterdir()):
-            if entry.is_dir():
-                yield from _tree(entry)
-        yield folder
+    try:
+        with os.scandir(folder) as entries:
+            below = [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except FileNotFoundError:
+        return
+    for group in below:
+        yield from _tree(group)
+    yield folder
 
 
 def _processes(folder: Path) -> list[int]:
