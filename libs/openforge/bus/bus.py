@@ -16,7 +16,7 @@ from openforge.bus.object_store import ObjectStoreBlobs
 from openforge.bus.receive import place_of, told_of
 from openforge.bus.settings import BusSettings
 from openforge.bus.snapshot import Snapshots
-from openforge.bus.tell import Teller
+from openforge.bus.tell import IN_FLIGHT, Teller
 from openforge.bus.told import CaughtUp, Cursors, Snapshot, Told
 from openforge.bus.work import Handler, Job, OnDead, Worker
 from openforge.protos import DeadLetter, Fact
@@ -56,9 +56,9 @@ class Bus:
         """Store a fact for ever and return its sequence; raises `AlreadyTold` where its key is taken."""
         return await self._teller.tell(fact)
 
-    async def tell_all(self, facts: Iterable[Fact]) -> list[int]:
+    async def tell_all(self, facts: Iterable[Fact], *, in_flight: int = IN_FLIGHT) -> list[int]:
         """As `tell` for each, many in flight; what lies there with the same bytes is fine."""
-        return await self._teller.tell_all(facts)
+        return await self._teller.tell_all(facts, in_flight)
 
     # -- look
 

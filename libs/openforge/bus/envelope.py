@@ -19,9 +19,11 @@ FENCE = "Nats-Expected-Last-Subject-Sequence"
 
 COMPRESS_ABOVE = 1024
 _SAMPLE_ABOVE = 16 * 1024
-_SAMPLES = 8
-_SAMPLE_SIZE = 1024
-_WORTH_IT = 0.85  # compressed / raw: packed log-probs alone shrink by 7 %, text and ids by much more
+_SAMPLE_SIZE = 2048
+# compressed / raw. Text shrinks to a tenth and costs little; packed ids with their log-probs shrink to .5 to .8
+# and would cost more time than all the rest of telling them (1 ms for 266 kB), so large ones go as they are.
+_WORTH_IT = 0.85
+_WORTH_IT_LARGE = 0.55
 _LEVEL = 1
 
 _decoder = msgspec.msgpack.Decoder(AnyFact)
@@ -75,10 +77,9 @@ def _tag(data: bytes) -> str | None:
 
 
 def _sample_shrinks(data: bytes) -> bool:
-    step = len(data) // _SAMPLES
-    view = memoryview(data)
-    sample = b"".join(view[i * step : i * step + _SAMPLE_SIZE] for i in range(_SAMPLES))
-    return len(_compressor.compress(sample)) < _WORTH_IT * len(sample)
+    quarter = len(data) // 4
+    sample = data[quarter : quarter + _SAMPLE_SIZE] + data[3 * quarter : 3 * quarter + _SAMPLE_SIZE]
+    return len(_compressor.compress(sample)) < _WORTH_IT_LARGE * len(sample)
 
 
 def blob_claim(headers: Mapping[str, str] | None) -> tuple[str, int] | None:

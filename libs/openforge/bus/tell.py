@@ -55,7 +55,7 @@ class Teller:
         telling = await self._prepare(fact)
         return await self._settle(telling, await self._send(telling))
 
-    async def tell_all(self, facts: Iterable[Fact]) -> list[int]:
+    async def tell_all(self, facts: Iterable[Fact], in_flight: int = IN_FLIGHT) -> list[int]:
         """Many tellings in flight, in this order on the stream unless the connection breaks meanwhile.
 
         A key that holds other bytes raises the first `AlreadyTold`, after everything sent is settled.
@@ -69,7 +69,7 @@ class Teller:
                 telling = await self._prepare(fact)
                 sent.append((telling, await self._send(telling)))
                 in_flight_bytes += len(telling.payload)
-                while len(sent) > IN_FLIGHT or (in_flight_bytes > IN_FLIGHT_BYTES and len(sent) > 1):
+                while len(sent) >= in_flight or (in_flight_bytes > IN_FLIGHT_BYTES and len(sent) > 1):
                     in_flight_bytes -= len(sent[0][0].payload)
                     sequences.append(await self._settle_or_same(*sent.popleft()))
         finally:

@@ -6,6 +6,7 @@ Promises: `unpack(pack(x)) == x` on any machine; a length that is no multiple of
 import sys
 from array import array
 from collections.abc import Iterable, Sequence
+from typing import cast
 
 from openforge.protos.fact import Span
 
@@ -35,7 +36,7 @@ def pack_ids(ids: Iterable[int]) -> bytes:
 
 
 def unpack_ids(data: bytes) -> list[int]:
-    return [int(value) for value in _unpack("i", data)]
+    return cast("list[int]", _unpack("i", data).tolist())
 
 
 def pack_logprobs(logprobs: Iterable[float]) -> bytes:
@@ -44,7 +45,7 @@ def pack_logprobs(logprobs: Iterable[float]) -> bytes:
 
 
 def unpack_logprobs(data: bytes) -> list[float]:
-    return [float(value) for value in _unpack("f", data)]
+    return cast("list[float]", _unpack("f", data).tolist())
 
 
 def count(data: bytes) -> int:
