@@ -126,16 +126,23 @@ def ledger_of_home(home: Home) -> tuple[int, dict[str, Any]]:
 
 
 def _env_host_of(manager: int) -> int | None:
-    """The outermost process of the manager's first env host."""
+    """The manager's first env host, which lives in a sandbox: some generations below the manager."""
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            arguments = entry.read_bytes().split(b"\0")
-            parent = int(Path(entry.parent, "stat").read_text().rsplit(")", 1)[1].split()[1])
+            named = b"openforge.sandbox_manager.env_host" in entry.read_bytes().split(b"\0")
+            if named and manager in _ancestors(int(entry.parent.name)):
+                return int(entry.parent.name)
         except (FileNotFoundError, ProcessLookupError):
             continue
-        if parent == manager and any(b"env_host" in argument for argument in arguments):
-            return int(entry.parent.name)
     return None
+
+
+def _ancestors(pid: int) -> list[int]:
+    found: list[int] = []
+    while pid > 1:
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+        found.append(pid)
+    return found
 
 
 def _alive(pid: int) -> bool:
