@@ -89,6 +89,7 @@ class Worker:
             try:
                 while True:
                     await self._handle(await self._next(inbox))
+                    _end_if_cancelled()
             finally:
                 await self._give_back(inbox)
 
@@ -198,6 +199,13 @@ class Worker:
         while True:
             await asyncio.sleep(self._job.ack_wait_s / 3)
             await _say(message.in_progress)
+
+
+def _end_if_cancelled() -> None:
+    """A handler may have swallowed the one cancellation we get, as Python 3.11's `wait_for` now and then does."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 async def _say(word: Callable[[], Any]) -> None:

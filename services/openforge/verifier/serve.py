@@ -12,6 +12,9 @@ from openforge.service import log
 from openforge.verifier.settings import Settings
 from openforge.verifier.worker import Verifier
 
+_ACK_WAIT_S = 10.0
+"""How long the work of a killed verifier waits for the next one. Live ones say three times within it that they are."""
+
 
 async def serve(settings: Settings, bus: Bus, stop: asyncio.Event) -> None:
     """Verify until `stop`; what is in work then is given back to the bus, its boxes are ended."""
@@ -30,6 +33,7 @@ async def serve(settings: Settings, bus: Bus, stop: asyncio.Event) -> None:
                 handler=verifier.handle,
                 run=settings.run,
                 in_flight=settings.verifier_slots,
+                ack_wait_s=_ACK_WAIT_S,
                 attempts=settings.verifier_attempts,
                 on_dead=verifier.on_dead,
             )

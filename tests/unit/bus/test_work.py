@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -228,6 +228,25 @@ async def test_a_worker_that_is_cancelled_gives_back_what_it_holds(bus: Bus, bus
     assert cleaned == [True]
     async with working(bus, answer, ack_wait_s=60.0):
         await until(lambda: bus.find(RunPaused, "r", 0), timeout_s=5.0)
+
+
+async def test_a_worker_ends_although_its_handler_swallowed_the_cancellation(bus: Bus) -> None:
+    began = asyncio.Event()
+
+    async def stubborn(told: Told[RunStopped]) -> AsyncIterator[Fact]:
+        began.set()
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+        return
+        yield
+
+    await bus.tell(stopped(0))
+    task = asyncio.create_task(bus.work(service="test", fact=RunStopped, handler=stubborn, in_flight=1))
+    async with asyncio.timeout(10):
+        await began.wait()
+    task.cancel()
+    done, _ = await asyncio.wait({task}, timeout=10)
+    assert done
 
 
 async def test_the_first_telling_wins_and_the_handler_goes_on(bus: Bus) -> None:

@@ -187,7 +187,8 @@ class ProcessSandbox:
         ended = self._control.expect(number)
         await self._control.ask(b"kill-all", number)
         try:
-            await asyncio.wait_for(ended, _DEATH_S)
+            async with asyncio.timeout(_DEATH_S):
+                await ended
         except TimeoutError:
             raise SandboxLost(f"processes were still there {_DEATH_S:.0f} s after they were killed") from None
 
@@ -258,11 +259,13 @@ class ProcessSandbox:
 
     async def _await_end(self, number: int, ended: "asyncio.Future[int]", timeout_s: float) -> tuple[int, bool]:
         try:
-            return await asyncio.wait_for(asyncio.shield(ended), timeout_s), False
+            async with asyncio.timeout(timeout_s):
+                return await asyncio.shield(ended), False
         except TimeoutError:
             self._kill(number)
         try:
-            return await asyncio.wait_for(ended, _DEATH_S), True
+            async with asyncio.timeout(_DEATH_S):
+                return await ended, True
         except TimeoutError:
             raise SandboxLost(f"a command was still there {_DEATH_S:.0f} s after it was killed") from None
 

@@ -360,7 +360,8 @@ def _by_inside(binds: Mapping[str, str]) -> list[tuple[str, str]]:
 async def _ready(control: Control, errors_fd: int) -> list[int]:
     """The descriptors that came with the init's first word; `SandboxLost` with bubblewrap's own words."""
     try:
-        return await asyncio.wait_for(asyncio.shield(control.ready), _READY_S)
+        async with asyncio.timeout(_READY_S):
+            return await asyncio.shield(control.ready)
     except (SandboxLost, TimeoutError) as error:
         os.set_blocking(errors_fd, False)
         try:

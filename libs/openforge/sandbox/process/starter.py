@@ -39,7 +39,8 @@ class Starter:
         request = {"id": name, "argv": argv, "uid": uid, "entries": entries, "seccomp": seccomp}
         try:
             socket.send_fds(sock, [json.dumps(request).encode()], fds)
-            return await asyncio.wait_for(started, _START_S)
+            async with asyncio.timeout(_START_S):
+                return await started
         except (OSError, TimeoutError) as error:
             raise SandboxLost(f"the launcher of sandboxes did not answer: {error}") from error
         finally:
@@ -61,7 +62,8 @@ class Starter:
         assert self._ready is not None
         assert self._sock is not None
         sock = self._sock
-        await asyncio.wait_for(asyncio.shield(self._ready), _START_S)
+        async with asyncio.timeout(_START_S):
+            await asyncio.shield(self._ready)
         return sock
 
     def _spawn(self) -> None:
