@@ -1,14 +1,8 @@
 """`openforge`: what a person can do, one module for each command."""
 
-import importlib
-import importlib.util
-
 import typer
 
-from openforge.cli import bench_command, env_command, ledger, model, protos, status, stop, tail
-
-# Commands that live beside these and are plugged in where they are there: module, functions.
-PLUGGED = (("openforge.cli.train", ("train", "up")), ("openforge.cli.report_command", ("report",)))
+from openforge.cli import bench_command, env_command, ledger, model, protos, report_command, status, stop, tail, train
 
 app = typer.Typer(
     name="openforge",
@@ -19,17 +13,15 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for _module, _names in PLUGGED:
-    if importlib.util.find_spec(_module):
-        for _name in _names:
-            app.command(_name)(getattr(importlib.import_module(_module), _name))
-
+app.command()(train.train)
+app.command()(train.up)
 app.command()(stop.stop)
 app.command()(stop.pause)
 app.command()(stop.resume)
 app.command()(status.status)
 app.command()(tail.tail)
 app.command()(ledger.ledger)
+app.command()(report_command.report)
 app.add_typer(model.app, name="model")
 app.add_typer(env_command.app, name="env")
 app.command(context_settings=bench_command.PASSED_ON)(bench_command.bench)

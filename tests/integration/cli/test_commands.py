@@ -16,6 +16,7 @@ from openforge.bus import Bus, BusSettings
 from openforge.bus.server import NatsServer, ServerConfig, free_port
 from openforge.cli.home import BusAddress, Home
 from openforge.cli.main import app
+from openforge.models import tiny
 from openforge.protos import RunStopped, StopReason
 from openforge.runs import RunConfig
 
@@ -169,6 +170,24 @@ async def test_a_run_is_paused_resumed_and_stopped(working: Home) -> None:
     assert stopped.fact.reason is StopReason.INTERRUPTED
 
 
+async def test_the_page_of_a_run_is_written_again_from_its_streams(runs: Path, tmp_path: Path) -> None:
+    model = tiny(tmp_path / "model")
+    run = msgspec.structs.replace(config(), model=msgspec.structs.replace(config().model, path=str(model)))
+    await told_at(Home("r"), [fact for _, fact in PretendRun(run, Weather(seed=2)).run().facts])
+    result = await openforge("report", "r")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.strip() == str(Home("r").report)
+    assert "</html>" in Home("r").report.read_text()
+    summary = msgspec.json.decode(Home("r").summary.read_bytes())
+    assert (summary["steps"], summary["ledger_closes"]) == (2, True)
+
+
+async def test_a_page_without_the_models_tokenizer_says_what_is_missing(resting: Home) -> None:
+    result = await openforge("report", "r")
+    assert result.exit_code == 1
+    assert "model.path = /m has no tokenizer.json" in result.output
+
+
 async def test_a_run_that_nobody_knows_is_said_so_with_the_way_out(runs: Path) -> None:
     for command in ("ledger", "status", "stop", "tail"):
         result = await openforge(command, "nothing")
@@ -231,6 +250,9 @@ async def test_measurements_are_listed_and_an_unknown_one_is_refused() -> None:
 
 async def test_every_command_explains_itself() -> None:
     for command in (
+        ["train"],
+        ["up"],
+        ["report"],
         ["status"],
         ["stop"],
         ["pause"],
