@@ -52,7 +52,7 @@ async def test_a_killed_manager_loses_its_attempts_as_infrastructure(
         ended = await quiet_floor.end_of(episode, within_s=90)
         assert ended.reason is EndReason.HOST_LOST
         assert running("sleep\x009876") == 0
-        boxes = [place.stem for place in Path(quiet_floor.settings.home, "sandboxes", "boxes").iterdir()]  # noqa: ASYNC240
+        boxes = [place.stem for place in Path(quiet_floor.settings.home, "sandboxes", "boxes").iterdir()]
         assert [name for name in boxes if episode in name] == []
         assert (await quiet_floor.attempt("steps", "pipeline")).reason is EndReason.FINISHED
     finally:
