@@ -1,17 +1,17 @@
 """The bus as services see it: facts told once, kept, worked on and followed."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import TypeVar, cast
 
-from nats.js.kv import KeyValue
-
 from openforge.blobs import Blobs, blobs_at
 from openforge.bus import streams
+from openforge.bus.bucket import Bucket
 from openforge.bus.dead import Dead
 from openforge.bus.follow import Follower
 from openforge.bus.link import Link
+from openforge.bus.lookup import all_on, last_on, subjects_on
 from openforge.bus.object_store import ObjectStoreBlobs
 from openforge.bus.receive import place_of, told_of
 from openforge.bus.settings import BusSettings
@@ -64,7 +64,7 @@ class Bus:
 
     async def find(self, fact: type[F], run: str, *key: str | int) -> Told[F] | None:
         """The fact with this natural key."""
-        message = await self.link.last_on(streams.stream_of(fact.kind), fact.subject_for(run, *key))
+        message = await last_on(self.link, streams.stream_of(fact.kind), fact.subject_for(run, *key))
         if message is None:
             return None
         return cast("Told[F]", await told_of(message, place_of(message), self.blobs))
@@ -72,25 +72,25 @@ class Bus:
     async def read(self, fact: type[F], run: str, *key: str | int) -> list[Told[F]]:
         """All facts of this name now whose key begins so, in the order of the stream."""
         stream, subjects = streams.stream_of(fact.kind), fact.filter_for(run, *key)
-        expected = len(await self.link.subjects_on(stream, subjects))
+        expected = len(await subjects_on(self.link, stream, subjects))
         while True:
-            messages = [message async for message in self.link.all_on(stream, subjects)]
+            messages = [message async for message in all_on(self.link, stream, subjects)]
             if len(messages) >= expected:
                 break
             await asyncio.sleep(0.05)  # a replica answered that is behind its leader
-            expected = len(await self.link.subjects_on(stream, subjects))
+            expected = len(await subjects_on(self.link, stream, subjects))
         tolds = [await told_of(message, place_of(message), self.blobs) for message in messages]
         return cast("list[Told[F]]", tolds)
 
     async def count(self, fact: type[Fact], run: str, *key: str | int) -> int:
         """How many facts of this name have a key that begins so."""
-        return len(await self.link.subjects_on(streams.stream_of(fact.kind), fact.filter_for(run, *key)))
+        return len(await subjects_on(self.link, streams.stream_of(fact.kind), fact.filter_for(run, *key)))
 
     # -- follow, work
 
     def follow(
         self, kinds: Sequence[str], *, run: str = "*", cursors: Cursors = Cursors(), until_now: bool = False
-    ) -> AsyncIterator[Told[Fact] | CaughtUp]:
+    ) -> AsyncGenerator[Told[Fact] | CaughtUp, None]:
         """Facts in order, from the cursors on, for a folder; see `follow.py`."""
         return self._follower.follow(kinds, run, cursors, until_now)
 
@@ -139,7 +139,7 @@ class Bus:
     async def recall(self, name: str) -> Snapshot | None:
         return await self._snapshots.recall(name)
 
-    async def bucket(self, name: str) -> KeyValue:
+    async def bucket(self, name: str) -> Bucket:
         """A key-value bucket, made if need be."""
         await streams.ensure_bucket(self.link, name, self.settings.streams)
-        return await self.link.js.key_value(name)
+        return Bucket(self.link, name)

@@ -9,7 +9,8 @@ from typing import Any
 from nats.js.errors import APIError
 
 from openforge.bus.errors import BusError
-from openforge.bus.link import Inbox, Link
+from openforge.bus.inbox import Inbox
+from openforge.bus.link import Link
 
 EXPIRES_S = 30.0
 HEARTBEAT_S = 5.0

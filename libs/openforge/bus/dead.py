@@ -12,6 +12,7 @@ from nats.aio.msg import Msg
 from openforge.blobs import Blobs
 from openforge.bus.envelope import MSG_ID
 from openforge.bus.link import Link
+from openforge.bus.lookup import all_on
 from openforge.bus.receive import Place, payload_of
 from openforge.bus.streams import DEAD, DEAD_SUBJECTS
 from openforge.bus.tell import sealed
@@ -50,7 +51,7 @@ class Dead:
 
     async def letters(self, service: str = "*") -> list[DeadLetter]:
         subject = DEAD_SUBJECTS if service == "*" else f"of.dead.{token('service', service)}"
-        return [_decode(await payload_of(message, self._blobs)) async for message in self._link.all_on(DEAD, subject)]
+        return [_decode(await payload_of(message, self._blobs)) async for message in all_on(self._link, DEAD, subject)]
 
     async def _buried(self, letter: DeadLetter) -> bool:
         return any(

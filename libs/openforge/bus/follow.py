@@ -8,7 +8,7 @@ fact is told dead once and passed over.
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
 from nats.aio.msg import Msg
 
@@ -16,7 +16,8 @@ from openforge.blobs import Blobs
 from openforge.bus.consumer import SILENCE_S, Consumer
 from openforge.bus.dead import Dead
 from openforge.bus.errors import Undecodable, UnknownFact
-from openforge.bus.link import Inbox, Link, status_of
+from openforge.bus.inbox import Inbox, status_of
+from openforge.bus.link import Link
 from openforge.bus.receive import Place, place_of, told_of
 from openforge.bus.streams import stream_of, subjects_of
 from openforge.bus.told import CAUGHT_UP, CaughtUp, Cursors, Told
@@ -131,7 +132,7 @@ class Follower:
 
     async def follow(
         self, kinds: Sequence[str], run: str, cursors: Cursors, until_now: bool
-    ) -> AsyncIterator[Told[Fact] | CaughtUp]:
+    ) -> AsyncGenerator[Told[Fact] | CaughtUp, None]:
         if run != "*":
             token("run", run)
         lanes = [_Lane(self._link, kind, run, cursors[kind]) for kind in dict.fromkeys(kinds)]

@@ -22,6 +22,7 @@ from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 
 from openforge.bus.errors import BusClosed, BusError, NoServer, Refused
+from openforge.bus.inbox import Inbox
 from openforge.bus.settings import BusSettings
 
 logger = logging.getLogger("openforge.bus")
@@ -30,8 +31,6 @@ ACK_TIMEOUT_S = 5.0
 RECONNECT_WAIT_S = 0.25
 HEADROOM = 4096  # headers share max_payload with the payload
 _OLDEST_SERVER = (2, 11)  # batched direct get
-_PAGE = 512
-_PAGE_BYTES = 16 << 20
 _FENCED = frozenset({10071, 10164})  # "wrong last sequence", with and without the number
 _BREAKS = (
     nats.errors.OutboundBufferLimitError,
@@ -83,47 +82,6 @@ class Backoff:
     async def pause(self) -> None:
         await asyncio.sleep(self._next_s)
         self._next_s = min(2 * self._next_s, self._last_s)
-
-
-class Inbox:
-    """Messages that come in answer to requests of ours, in order. One reader at a time.
-
-    `next` gives None when the time is up or the connection was replaced: then ask again.
-    """
-
-    def __init__(self, subject: str) -> None:
-        self.subject = subject
-        self._requests = 0
-        self._queue: deque[tuple[float, Msg]] = deque()
-        self._stirred = asyncio.Event()
-
-    def fresh_reply(self) -> str:
-        """Where the answers to the next request are to go; the status that ends it has this subject."""
-        self._requests += 1
-        return f"{self.subject}.{self._requests}"
-
-    async def receive(self, message: Msg) -> None:
-        self._queue.append((time.monotonic(), message))
-        self._stirred.set()
-
-    def stir(self) -> None:
-        self._stirred.set()
-
-    def waiting(self) -> int:
-        return len(self._queue)
-
-    def take(self) -> tuple[float, Msg] | None:
-        """The oldest message and when it arrived (monotonic seconds)."""
-        return self._queue.popleft() if self._queue else None
-
-    async def next(self, timeout_s: float) -> tuple[float, Msg] | None:
-        if self._queue:
-            return self._queue.popleft()
-        self._stirred.clear()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await self._stirred.wait()
-        return self.take()
 
 
 class Link:
@@ -403,69 +361,6 @@ class Link:
             logger.warning("bus not ready", extra={"fields": {"subject": subject, "error": error["description"]}})
             await backoff.pause()
 
-    async def last_on(self, stream: str, subject: str) -> Msg | None:
-        """The newest message on a subject; None only if the stream's leader says so too."""
-        message = await self.ask(f"$JS.API.DIRECT.GET.{stream}.{subject}")
-        if status_of(message) is None:
-            return message
-        try:
-            found = await self.ask_api(f"STREAM.MSG.GET.{stream}", {"last_by_subj": subject})
-        except nats.js.errors.NotFoundError:
-            return None
-        return await self.at(stream, int(found["message"]["seq"]))
-
-    async def at(self, stream: str, sequence: int) -> Msg | None:
-        """The message at a sequence that is known to exist; None if it was purged."""
-        backoff = Backoff()
-        for _ in range(6):  # a replica may be behind its leader for a moment
-            message = await self.ask(f"$JS.API.DIRECT.GET.{stream}", msgspec.json.encode({"seq": sequence}))
-            if status_of(message) is None:
-                return message
-            await backoff.pause()
-        return None
-
-    async def all_on(self, stream: str, subjects: str, after: int = 0) -> AsyncIterator[Msg]:
-        """Every message on these subjects now, in order, each once, breaks or not."""
-        last = after
-        more = True
-        while more:
-            await self.up()
-            async with self.inbox() as inbox:
-                question = {
-                    "seq": last + 1,
-                    "next_by_subj": subjects,
-                    "batch": _PAGE,
-                    "max_bytes": max(_PAGE_BYTES, 2 * self.client.max_payload),
-                }
-                await self.tell_server(f"$JS.API.DIRECT.GET.{stream}", question, inbox.fresh_reply())
-                while True:
-                    arrived = await inbox.next(ACK_TIMEOUT_S)
-                    if arrived is None:
-                        break  # a break or a lost answer: ask again from where we are
-                    message = arrived[1]
-                    status = status_of(message)
-                    if status == "503":
-                        await asyncio.sleep(RECONNECT_WAIT_S)
-                        break
-                    headers = message.headers or {}
-                    if status is not None:
-                        if status not in ("204", "404"):
-                            raise BusError(f"reading {subjects}: {status} {headers.get('Description', '')}")
-                        more = status == "204" and int(headers.get("Nats-Num-Pending", 0)) > 0
-                        break
-                    last = int(headers["Nats-Sequence"])
-                    yield message
-
-    async def subjects_on(self, stream: str, subjects: str) -> dict[str, int]:
-        """The subjects that hold messages, by the leader, with how many each."""
-        found: dict[str, int] = {}
-        while True:
-            info = await self.ask_api(f"STREAM.INFO.{stream}", {"subjects_filter": subjects, "offset": len(found)})
-            page = info["state"].get("subjects") or {}
-            found |= page
-            if not page or len(found) >= info.get("total", 0):
-                return found
-
     async def tell_server(self, subject: str, question: Mapping[str, Any], reply: str) -> None:
         """A request whose answers come to an inbox. A break is no error: the inbox stirs then."""
         try:
@@ -525,11 +420,3 @@ def _cancellations_kept() -> Iterator[None]:
     yield
     if task and task.cancelling() > before:
         raise asyncio.CancelledError
-
-
-def status_of(message: Msg) -> str | None:
-    """The status of an answer without a payload, as `404`; None for a real message."""
-    if message.data or not message.headers or "Nats-Subject" in message.headers:
-        return None
-    status: str | None = message.headers.get("Status")
-    return status

@@ -14,6 +14,7 @@ import msgspec
 
 from openforge.blobs import BlobLost, check, ref_to
 from openforge.bus.link import Ack, Link
+from openforge.bus.lookup import all_on, last_on
 from openforge.protos import BlobRef
 
 CHUNK = 128 * 1024
@@ -63,7 +64,7 @@ class ObjectStoreBlobs:
         if meta is None:
             raise BlobLost(f"blob {ref.digest} is not in the object store {self._store}")
         chunks: dict[str, bytes] = {}
-        async for message in self._link.all_on(self._stream, f"$O.{self._store}.C.{meta.nuid}"):
+        async for message in all_on(self._link, self._stream, f"$O.{self._store}.C.{meta.nuid}"):
             headers = message.headers or {}
             # a chunk that was sent twice because its answer got lost lies there twice, with one id
             chunks.setdefault(headers.get("Of-Chunk", headers["Nats-Sequence"]), message.data)
@@ -81,7 +82,7 @@ class ObjectStoreBlobs:
         return f"$O.{self._store}.M.{base64.urlsafe_b64encode(ref.digest.encode()).decode()}"
 
     async def _meta(self, ref: BlobRef) -> _Meta | None:
-        message = await self._link.last_on(self._stream, self._meta_subject(ref))
+        message = await last_on(self._link, self._stream, self._meta_subject(ref))
         if message is None:
             return None
         meta = msgspec.json.decode(message.data, type=_Meta)

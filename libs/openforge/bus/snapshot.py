@@ -11,6 +11,7 @@ from nats.aio.msg import Msg
 from openforge.blobs import Blobs
 from openforge.bus.envelope import blob_claim
 from openforge.bus.link import Link
+from openforge.bus.lookup import last_on
 from openforge.bus.receive import payload_of
 from openforge.bus.streams import SNAPSHOT_BUCKET
 from openforge.bus.tell import sealed
@@ -49,7 +50,7 @@ class Snapshots:
         return Snapshot(state=remembered.state, cursors=Cursors(remembered.cursors))
 
     async def _last(self, name: str) -> Msg | None:
-        return await self._link.last_on(f"KV_{SNAPSHOT_BUCKET}", _subject(name))
+        return await last_on(self._link, f"KV_{SNAPSHOT_BUCKET}", _subject(name))
 
 
 def _subject(name: str) -> str:

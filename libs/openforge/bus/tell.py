@@ -14,6 +14,7 @@ from openforge.bus import tracing
 from openforge.bus.envelope import BLOB, BLOB_SIZE, ENCODING, FENCE, MSG_ID, seal
 from openforge.bus.errors import AlreadyTold, Undecodable
 from openforge.bus.link import Answer, Fenced, Link
+from openforge.bus.lookup import last_on
 from openforge.bus.receive import payload_of, place_of, told_of
 from openforge.bus.streams import stream_of
 from openforge.protos import Fact
@@ -108,7 +109,7 @@ class Teller:
 
     async def _own_sequence(self, telling: _Telling) -> int | None:
         """Where this very telling lies already; raises `AlreadyTold` where another one does."""
-        message = await self._link.last_on(stream_of(telling.fact.kind), telling.subject)
+        message = await last_on(self._link, stream_of(telling.fact.kind), telling.subject)
         if message is None:
             return None
         place = place_of(message)

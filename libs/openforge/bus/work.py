@@ -21,7 +21,8 @@ from openforge.bus import tracing
 from openforge.bus.consumer import SILENCE_S, Consumer
 from openforge.bus.dead import Dead
 from openforge.bus.errors import AlreadyTold, BusClosed, Undecodable, Zombie
-from openforge.bus.link import Inbox, Link, Lost, NoStream, status_of
+from openforge.bus.inbox import Inbox, status_of
+from openforge.bus.link import Link, Lost, NoStream
 from openforge.bus.receive import Place, place_of, told_of
 from openforge.bus.streams import stream_of
 from openforge.bus.tell import Teller

@@ -1,8 +1,10 @@
 """Snapshots and blobs come back as they were."""
 
+import asyncio
 import secrets
 
 import pytest
+from nats.js.errors import KeyNotFoundError
 
 from openforge.blobs import BlobLost
 from openforge.bus import Bus, Cursors, Snapshot
@@ -75,3 +77,27 @@ async def test_a_bucket_is_made_when_first_asked_for(bus: Bus) -> None:
     bucket = await bus.bucket("of_test")
     await bucket.put("a.b", b"1")
     assert (await (await bus.bucket("of_test")).get("a.b")).value == b"1"
+
+
+async def test_a_bucket_is_read_and_written_over_a_kill_of_the_server(bus: Bus, nats_server: NatsServer) -> None:
+    bucket = await bus.bucket("of_test")
+    await bucket.put("a", b"1")
+    await nats_server.kill()
+    putting = asyncio.create_task(bucket.put("b", b"2"))
+    getting = asyncio.create_task(bucket.get("a"))
+    await asyncio.sleep(0.2)
+    await nats_server.start()
+    async with asyncio.timeout(10):
+        await putting
+        assert (await getting).value == b"1"
+        assert (await bucket.get("b")).value == b"2"
+
+
+async def test_a_key_that_is_not_there_or_was_deleted_is_not_found(bus: Bus) -> None:
+    bucket = await bus.bucket("of_test")
+    with pytest.raises(KeyNotFoundError):
+        await bucket.get("a")
+    await bucket.put("a", b"1")
+    await bucket.delete("a")
+    with pytest.raises(KeyNotFoundError):
+        await bucket.get("a")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from bus_examples import paused, stopped
+from opentelemetry import trace
 
 from openforge.bus import Bus, BusSettings, Told, TooManyDeliveries, Zombie
 from openforge.protos import Fact, RunPaused, RunStopped
@@ -274,3 +275,18 @@ async def test_a_zombie_ends_all_the_work_loudly(bus: Bus) -> None:
         async with asyncio.timeout(5):
             await bus.work(service="w", fact=RunStopped, handler=handle)
     assert ended.group_contains(Zombie)
+
+
+async def test_a_handler_goes_on_with_the_trace_of_whoever_told_the_fact(bus: Bus) -> None:
+    seen: list[int] = []
+
+    async def handle(told: Told[RunStopped]) -> AsyncIterator[Fact]:
+        seen.append(trace.get_current_span().get_span_context().trace_id)
+        yield paused(0)
+
+    context = trace.SpanContext(trace_id=0xABC, span_id=0xDEF, is_remote=False)
+    with trace.use_span(trace.NonRecordingSpan(context)):
+        await bus.tell(stopped(0))
+    async with working(bus, handle):
+        await until(lambda: bus.find(RunPaused, "r", 0))
+    assert seen == [0xABC]

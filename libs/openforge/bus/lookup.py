@@ -1,0 +1,85 @@
+"""Reading what lies in a stream now, without a consumer.
+
+Promises: what the stream's leader has acknowledged is found, also where a replica that answers is behind.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import msgspec
+from nats.aio.msg import Msg
+from nats.js.errors import NotFoundError
+
+from openforge.bus.errors import BusError
+from openforge.bus.inbox import status_of
+from openforge.bus.link import ACK_TIMEOUT_S, RECONNECT_WAIT_S, Backoff, Link
+
+_PAGE = 512
+_PAGE_BYTES = 16 << 20
+
+
+async def last_on(link: Link, stream: str, subject: str) -> Msg | None:
+    """The newest message on a subject; None only if the stream's leader says so too."""
+    message = await link.ask(f"$JS.API.DIRECT.GET.{stream}.{subject}")
+    if status_of(message) is None:
+        return message
+    try:
+        found = await link.ask_api(f"STREAM.MSG.GET.{stream}", {"last_by_subj": subject})
+    except NotFoundError:
+        return None
+    return await at(link, stream, int(found["message"]["seq"]))
+
+
+async def at(link: Link, stream: str, sequence: int) -> Msg | None:
+    """The message at a sequence that is known to exist; None if it was purged."""
+    backoff = Backoff()
+    for _ in range(6):  # a replica may be behind its leader for a moment
+        message = await link.ask(f"$JS.API.DIRECT.GET.{stream}", msgspec.json.encode({"seq": sequence}))
+        if status_of(message) is None:
+            return message
+        await backoff.pause()
+    return None
+
+
+async def all_on(link: Link, stream: str, subjects: str, after: int = 0) -> AsyncIterator[Msg]:
+    """Every message on these subjects now, in order, each once, breaks or not."""
+    last = after
+    more = True
+    while more:
+        await link.up()
+        async with link.inbox() as inbox:
+            question = {
+                "seq": last + 1,
+                "next_by_subj": subjects,
+                "batch": _PAGE,
+                "max_bytes": max(_PAGE_BYTES, 2 * link.client.max_payload),
+            }
+            await link.tell_server(f"$JS.API.DIRECT.GET.{stream}", question, inbox.fresh_reply())
+            while True:
+                arrived = await inbox.next(ACK_TIMEOUT_S)
+                if arrived is None:
+                    break  # a break or a lost answer: ask again from where we are
+                message = arrived[1]
+                status = status_of(message)
+                if status == "503":
+                    await asyncio.sleep(RECONNECT_WAIT_S)
+                    break
+                headers = message.headers or {}
+                if status is not None:
+                    if status not in ("204", "404"):
+                        raise BusError(f"reading {subjects}: {status} {headers.get('Description', '')}")
+                    more = status == "204" and int(headers.get("Nats-Num-Pending", 0)) > 0
+                    break
+                last = int(headers["Nats-Sequence"])
+                yield message
+
+
+async def subjects_on(link: Link, stream: str, subjects: str) -> dict[str, int]:
+    """The subjects that hold messages, by the leader, with how many each."""
+    found: dict[str, int] = {}
+    while True:
+        info = await link.ask_api(f"STREAM.INFO.{stream}", {"subjects_filter": subjects, "offset": len(found)})
+        page = info["state"].get("subjects") or {}
+        found |= page
+        if not page or len(found) >= info.get("total", 0):
+            return found
