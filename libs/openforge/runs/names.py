@@ -1,7 +1,4 @@
-"""How groups, episodes and environments of a run are called, so that a name says where it belongs."""
-
-import re
-from pathlib import PurePath
+"""How groups and episodes of a run are called, so that a name says where it belongs."""
 
 
 def train_group(ordinal: int) -> str:
@@ -26,12 +23,3 @@ def episode_of(group: str, member: int) -> str:
 def group_of(episode: str) -> str:
     """The group of an episode named by `episode_of`; an episode named otherwise is its own group."""
     return episode.rpartition("-")[0] or episode
-
-
-def environment_token(name_or_path: str) -> str:
-    """What subjects and task references call an environment: its name, or that of the folder it lies in."""
-    if "/" not in name_or_path and not name_or_path.endswith(".py"):
-        return name_or_path
-    path = PurePath(name_or_path)
-    folder = path.parent if path.suffix == ".py" else path
-    return re.sub(r"[^A-Za-z0-9_-]", "_", folder.name)[:128] or "env"

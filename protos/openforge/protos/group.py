@@ -13,7 +13,7 @@ Purpose = Literal["train", "eval"]
 class TaskRef(msgspec.Struct, frozen=True, kw_only=True):
     """One instance of a task: `seed` draws the instance from the template `task` of `env`.
 
-    `env` is a token of subjects: the environment's name, or its folder's. What to load is in the run's config.
+    `env` is what the run's config names: an installed environment, or the absolute path of an `env.py`.
     """
 
     env: str

@@ -27,7 +27,7 @@ from openforge.protos import (
 )
 from openforge.runs.config import RunConfig
 from openforge.runs.load import config_of
-from openforge.runs.names import environment_token, episode_of, eval_group, train_group
+from openforge.runs.names import episode_of, eval_group, train_group
 from openforge.scheduler.draw import drawn_task, sampling_seed
 from openforge.scheduler.state import Known, Slot
 
@@ -242,7 +242,7 @@ class Core:
             ordinal=ordinal,
             purpose=purpose,
             task=drawn_task(
-                environment_token(config.environment.name),
+                config.environment.name,
                 catalogue.tasks,
                 run_seed=config.run.seed,
                 ordinal=ordinal,
