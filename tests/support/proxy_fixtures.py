@@ -35,7 +35,7 @@ def run_config(model: Path, **changes: object) -> RunConfig:
         "run": {"name": RUN, "steps": 1},
         "model": {"path": str(model), "context": 4096},
         "environment": {"name": "shell", "harness": "mini"},
-        "sampling": {"max_tokens": 64},
+        "sampling": {"max_tokens": 128},
         **changes,
     }
     return config_of(msgspec.json.encode(said).decode())
@@ -87,7 +87,7 @@ class ProxyAtWork:
         return f"{self.settings.proxy_url}/ep/{episode}.{attempt}/v1"
 
     async def key(
-        self, episode: str = "e-0", attempt: int = 0, *, turns: int = 20, tokens: int = 64, lives_s: float = 60.0
+        self, episode: str = "e-0", attempt: int = 0, *, turns: int = 20, tokens: int = 128, lives_s: float = 60.0
     ) -> str:
         secret = f"of-{episode}-{attempt}-secret"
         entry = AttemptKey(

@@ -7,6 +7,7 @@ nobody wrote stands only where tools need a system turn.
 
 import json
 import re
+from array import array
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -39,7 +40,7 @@ class ChatMLHermes:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._open, self._close = _special(tokenizer, OPEN), _special(tokenizer, CLOSE)
-        self._encode = lru_cache(maxsize=1024)(self._encode_now)
+        self._encode = lru_cache(maxsize=512)(self._encode_now)
         self._newline = self._encode("\n")
         self._generation = self._encode(f"{OPEN}assistant\n")
         self.stop_token_ids: tuple[int, ...] = (self._close,)
@@ -72,8 +73,9 @@ class ChatMLHermes:
     def text(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
 
-    def _encode_now(self, text: str) -> tuple[int, ...]:
-        return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
+    def _encode_now(self, text: str) -> "array[int]":
+        """Packed, since it is kept."""
+        return array("i", self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def _check_boundaries(self) -> None:
         """Turns are encoded one by one: that must give what the whole text gives."""

@@ -196,7 +196,7 @@ class Attempt:
         known, at = self._deepest(question.steps, self._after)
         if known is None:
             return self._branch(question, tools, self._why(question, tools))
-        parent = next((turn for turn in reversed(known) if turn.tools == tools), None)
+        parent = max((turn for turn in known if turn.tools == tools), key=_likeliest, default=None)
         if parent is None:
             return self._branch(question, tools, BranchCause.TOOLS_CHANGED)
         ids = self.ids(parent)
@@ -368,6 +368,11 @@ class Attempt:
             return BranchCause.COMPACTION if len(question.messages) < longest - 1 else BranchCause.REWRITTEN
         fresh = all(message.role != "assistant" for message in question.messages)
         return BranchCause.SIDE_CALL if fresh else BranchCause.REWRITTEN
+
+
+def _likeliest(turn: Turn) -> tuple[bool, int]:
+    """Among turns with equal histories and answers: one that was delivered, and the newest of these."""
+    return turn.status is TurnStatus.DELIVERED, turn.number
 
 
 def view(ids: bytes) -> "memoryview[int]":
