@@ -14,10 +14,10 @@ import torch
 from openforge.engine.batching import score
 from openforge.engine.checkpoint import read_shape, read_tensors
 from openforge.engine.llama import Llama
-from openforge.weights import MANIFEST, BadWeights, Manifest, Probe, check, read_manifest
+from openforge.engine.probe import coarser, judge_probe
+from openforge.weights import MANIFEST, Manifest, check, read_manifest
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-PROBE_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.5}  # bfloat16 rounds each layer's sums, by up to 0.34 as measured
 
 
 class Loaded(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,10 +39,7 @@ def load(folder: Path, dtype: str, *, digest: str = "") -> Loaded:
     with torch.inference_mode():
         shape = read_shape(folder)
         model = Llama(shape, read_tensors(folder, shape), DTYPES[dtype])
-        error = 0.0
-        if manifest and manifest.probe:
-            coarser = "bfloat16" if "bfloat16" in (dtype, manifest.dtype) else "float32"
-            error = probe_error(model, manifest.probe, folder, coarser)
+        error = _probe_error(model, manifest, folder, dtype) if manifest else 0.0
     return Loaded(
         model=model,
         folder=folder,
@@ -54,23 +51,11 @@ def load(folder: Path, dtype: str, *, digest: str = "") -> Loaded:
     )
 
 
-def probe_error(model: Llama, probe: Probe, folder: Path, dtype: str) -> float:
-    """The largest difference to the log-probs that the manifest states; raises `BadWeights` beyond the tolerance.
-
-    `dtype` is the coarser of the weights' and the engine's.
-    """
+def _probe_error(model: Llama, manifest: Manifest, folder: Path, dtype: str) -> float:
+    if (probe := manifest.probe) is None:
+        return 0.0
     found = score(model, probe.prompt_ids, probe.token_ids)
-    return judge_probe(found, probe, folder, dtype)
-
-
-def judge_probe(found: list[float], probe: Probe, folder: Path, dtype: str) -> float:
-    error = max(abs(a - b) for a, b in zip(found, probe.logprobs, strict=True))
-    if not error <= PROBE_TOLERANCE[dtype]:  # also where it is not a number
-        raise BadWeights(
-            f"weights {folder}: the log-prob probe differs by {error:.4g} from the manifest, more than "
-            f"{PROBE_TOLERANCE[dtype]:g} in {dtype}: wrong or partly loaded weights, not served."
-        )
-    return error
+    return judge_probe(found, probe, folder, coarser(dtype, manifest.dtype))
 
 
 def _checked_manifest(folder: Path, digest: str) -> Manifest | None:

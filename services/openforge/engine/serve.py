@@ -15,7 +15,7 @@ from openforge.engine.policy import Newest
 from openforge.engine.settings import Settings
 from openforge.protos import PolicyPublished, PolicyServed
 from openforge.runs import RunConfig, submitted_config
-from openforge.service import BadSettings, health, log
+from openforge.service import health, log
 from openforge.weights import BadWeights
 
 
@@ -112,7 +112,9 @@ class Engine:
 def make_backend(settings: Settings, config: RunConfig) -> Backend:
     """Heavy imports wait until the run says which backend it needs and with how many threads."""
     if config.engine.kind == "vllm":
-        raise BadSettings('engine.kind = "vllm" is not there yet: use "embedded"')
+        from openforge.engine.vllm import VllmBackend
+
+        return VllmBackend(settings, config)
     threads = str(config.engine.threads)
     os.environ |= {"OMP_NUM_THREADS": threads, "OMP_WAIT_POLICY": "PASSIVE"}
     from openforge.engine.embedded import EngineOptions

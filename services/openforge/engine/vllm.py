@@ -1,0 +1,214 @@
+"""A real vLLM server as a child process, and how weights are carried to it.
+
+Promises: vLLM never opens a folder whose bytes were not checked before; a weight call that fails or hangs ends the
+whole process group, and a fresh one is started; what it serves has answered the log-prob probe.
+"""
+
+import asyncio
+import contextlib
+import os
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import httpx
+import msgspec
+
+from openforge.engine.backend import Outcome
+from openforge.engine.http import host_and_port
+from openforge.engine.probe import coarser, judge_probe
+from openforge.engine.settings import Settings
+from openforge.runs import RunConfig
+from openforge.service import log
+from openforge.weights import BadWeights, Manifest, check, read_manifest
+from openforge.wire.generate import GenerateRequest, GenerateResponse, SamplingParams
+
+SERVED_NAME = "policy"
+_SERVER = ("-m", "vllm.entrypoints.openai.api_server")
+_ENVIRONMENT = {
+    "VLLM_SERVER_DEV_MODE": "1",  # the weight calls; they have no authentication, hence the private address
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+}
+_START_S = 600.0
+_WATCH_EVERY_S = 2.0
+_SILENT_S = 60.0
+_TERM_S = 10.0
+
+
+class EngineLost(RuntimeError):
+    """The server is gone or does what it should not."""
+
+
+class VllmBackend:
+    """`command` starts the server, its flags follow."""
+
+    def __init__(self, settings: Settings, config: RunConfig, command: Sequence[str] = ()) -> None:
+        self.died: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._settings = settings
+        self._config = config
+        self._command = tuple(command) or (settings.vllm_python or sys.executable, *_SERVER)
+        self._child: asyncio.subprocess.Process | None = None
+        self._folder: Path | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._http = httpx.AsyncClient(base_url=settings.engine_url, timeout=settings.weight_call_timeout_s)
+
+    async def start(self) -> None:
+        """Nothing listens before the first weights: vLLM cannot start without any."""
+        host_and_port(self._settings.engine_url)
+
+    async def apply(self, folder: Path, digest: str, version: int) -> Outcome:
+        began = time.monotonic()
+        await asyncio.to_thread(check, folder, digest)
+        manifest = read_manifest(folder)
+        before = self._folder
+        try:
+            error = await self._carry(folder, version, manifest)
+        except (BadWeights, EngineLost) as problem:
+            await self._go_back(before)
+            raise BadWeights(f"weights {folder}: vLLM could not serve them: {problem}") from problem
+        self._folder = folder
+        return Outcome(probe_error=error, load_s=time.monotonic() - began)
+
+    async def stop(self) -> None:
+        await self._end_child()
+        await self._http.aclose()
+
+    async def _carry(self, folder: Path, version: int, manifest: Manifest) -> float:
+        """Into the running server if there is one and it takes them, else into a fresh one."""
+        if self._child is not None:
+            try:
+                await self._reload(folder, version)
+            except EngineLost as problem:
+                log.error("weight call failed, restarting vLLM", why=str(problem), version=version)
+            else:
+                return await self._probe(folder, manifest)
+        await self._begin_child(folder, version)
+        return await self._probe(folder, manifest)
+
+    async def _reload(self, folder: Path, version: int) -> None:
+        """Running requests are frozen, and go on with what was computed of them computed anew."""
+        await self._post("/pause?mode=keep")
+        reload = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
+        await self._post("/collective_rpc", reload)
+        await self._post("/update_weight_version", {"new_version": str(version)})
+        await self._post("/resume")
+
+    async def _go_back(self, folder: Path | None) -> None:
+        """Serve what was served before, on a fresh server: nobody knows what this one holds."""
+        await self._end_child()
+        if folder is None:
+            return
+        try:
+            manifest = read_manifest(folder)
+            await self._begin_child(folder, manifest.version)
+        except (BadWeights, EngineLost) as error:
+            self._die(EngineLost(f"vLLM serves neither the new weights nor those before ({error})"))
+
+    # The wire
+
+    async def _post(self, path: str, body: Mapping[str, object] | None = None) -> bytes:
+        try:
+            response = await self._http.post(path, json=body)
+        except httpx.HTTPError as error:
+            raise EngineLost(f"{path}: {error or type(error).__name__}") from error
+        if response.status_code != 200:
+            raise EngineLost(f"{path} answered {response.status_code}: {response.text[:300]}")
+        return response.content
+
+    async def _probe(self, folder: Path, manifest: Manifest) -> float:
+        probe = manifest.probe
+        if probe is None:
+            return 0.0
+        asked = GenerateRequest(
+            model=SERVED_NAME,
+            token_ids=[*probe.prompt_ids, *probe.token_ids],
+            sampling_params=SamplingParams(max_tokens=1, prompt_logprobs=0),
+            cache_salt=secrets.token_hex(8),
+        )
+        answer = msgspec.json.decode(
+            await self._post("/inference/v1/generate", msgspec.to_builtins(asked)), type=GenerateResponse
+        )
+        scores = (answer.prompt_logprobs or [])[len(probe.prompt_ids) :]
+        if len(scores) != len(probe.token_ids):
+            raise EngineLost(f"the probe has {len(probe.token_ids)} tokens, vLLM scored {len(scores)}")
+        found = [(score or {})[str(token)].logprob for score, token in zip(scores, probe.token_ids, strict=True)]
+        return judge_probe(found, probe, folder, coarser(self._config.engine.dtype, manifest.dtype))
+
+    # The process group
+
+    async def _begin_child(self, folder: Path, version: int) -> None:
+        await self._end_child()
+        env = _ENVIRONMENT | os.environ | {"OMP_NUM_THREADS": str(self._config.engine.threads)}
+        env["VLLM_SERVER_DEV_MODE"] = "1"
+        env.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+        self._child = await asyncio.create_subprocess_exec(
+            *self._command, *self._flags(folder), env=env, start_new_session=True
+        )
+        log.info("vLLM starting", pid=self._child.pid, model=str(folder))
+        await self._until_healthy(self._child)
+        await self._post("/update_weight_version", {"new_version": str(version)})
+        self._watching = asyncio.create_task(self._watch(self._child))
+
+    def _flags(self, folder: Path) -> list[str]:
+        host, port = host_and_port(self._settings.engine_url)
+        engine = self._config.engine
+        return [
+            *("--model", str(folder), "--served-model-name", SERVED_NAME),
+            *("--host", host, "--port", str(port)),
+            *("--dtype", engine.dtype, "--max-model-len", str(self._config.model.context)),
+            *("--max-num-seqs", str(engine.max_requests)),
+            *("--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
+            *engine.vllm_args,
+        ]
+
+    async def _until_healthy(self, child: asyncio.subprocess.Process) -> None:
+        deadline = time.monotonic() + _START_S
+        while not await self._is_healthy():
+            if child.returncode is not None:
+                raise EngineLost(f"vLLM ended with code {child.returncode} while it started; its log says why")
+            if time.monotonic() > deadline:
+                raise EngineLost(f"vLLM was not healthy within {_START_S:.0f} s")
+            await asyncio.sleep(0.2)
+
+    async def _is_healthy(self) -> bool:
+        try:
+            return (await self._http.get("/health", timeout=10.0)).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    async def _watch(self, child: asyncio.subprocess.Process) -> None:
+        """A server that ends by itself, or is silent for long, ends this service: its supervisor starts it again."""
+        heard_at = time.monotonic()
+        while child.returncode is None and time.monotonic() - heard_at < _SILENT_S:
+            if await self._is_healthy():
+                heard_at = time.monotonic()
+            await asyncio.sleep(_WATCH_EVERY_S)
+        ended = "is silent" if child.returncode is None else f"ended with code {child.returncode}"
+        self._die(EngineLost(f"vLLM {ended}"))
+
+    async def _end_child(self) -> None:
+        """All its processes: first asked, then killed."""
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+            self._watching = None
+        child, self._child = self._child, None
+        if child is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGTERM)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(child.wait(), _TERM_S)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        await child.wait()
+
+    def _die(self, error: EngineLost) -> None:
+        if not self.died.done():
+            self.died.set_exception(error)

@@ -1,0 +1,111 @@
+"""The vLLM driver against a process that speaks vLLM's wire and takes its command line."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from engine_fixtures import publish
+
+from openforge.bus.server import free_port
+from openforge.engine.settings import Settings
+from openforge.engine.vllm import EngineLost, VllmBackend
+from openforge.models import tiny
+from openforge.runs import RunConfig
+from openforge.runs.config import EngineSection, EnvironmentSection, ModelSection, RunSection
+from openforge.weights import BadWeights, Probe, Written
+
+_STAND_IN = str(Path("tests/support/vllm_stand_in.py").absolute())
+_SOURCES = os.pathsep.join(str(Path(folder).absolute()) for folder in ("protos", "libs", "services"))
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    root = tmp_path_factory.mktemp("models")
+    return [tiny(root / f"m{seed}", seed=seed) for seed in (0, 1)]
+
+
+@asynccontextmanager
+async def _driver(model: Path, monkeypatch: pytest.MonkeyPatch, *args: str) -> AsyncIterator[VllmBackend]:
+    monkeypatch.setenv("PYTHONPATH", _SOURCES)
+    settings = Settings(run="r", engine_url=f"http://127.0.0.1:{free_port()}", weight_call_timeout_s=10.0)
+    config = RunConfig(
+        run=RunSection(name="r", steps=1),
+        model=ModelSection(path=str(model), context=256),
+        engine=EngineSection(kind="vllm", dtype="float32", vllm_args=args),
+        environment=EnvironmentSection(name="letters", harness="letters"),
+    )
+    driver = VllmBackend(settings, config, (sys.executable, _STAND_IN))
+    await driver.start()
+    try:
+        yield driver
+    finally:
+        await driver.stop()
+
+
+async def _apply(driver: VllmBackend, written: Written, version: int) -> float:
+    return (await driver.apply(written.path, written.digest, version)).probe_error
+
+
+async def _version(driver: VllmBackend) -> str:
+    async with httpx.AsyncClient(base_url=driver._settings.engine_url) as client:
+        return str((await client.get("/weight_info")).json()["weight_version"])
+
+
+async def test_weights_are_carried_into_the_running_server_and_bad_ones_never_reach_it(
+    models: list[Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async with _driver(models[0], monkeypatch) as driver:
+        assert await _apply(driver, publish(tmp_path, models[0], 0), 0) < 1e-4
+        child = driver._child
+        assert await _version(driver) == "0"
+        assert await _apply(driver, publish(tmp_path, models[1], 1), 1) < 1e-4
+        assert await _version(driver) == "1"
+        broken = publish(tmp_path, models[0], 2)
+        (broken.path / "model.safetensors").write_bytes(b"x")
+        with pytest.raises(BadWeights, match=r"model\.safetensors"):
+            await _apply(driver, broken, 2)
+        assert await _version(driver) == "1"
+        assert driver._child is child
+
+
+async def test_a_failed_probe_brings_the_weights_before_back(
+    models: list[Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async with _driver(models[0], monkeypatch) as driver:
+        await _apply(driver, publish(tmp_path, models[0], 0), 0)
+        lying = Probe(prompt_ids=(1, 40), token_ids=(50,), logprobs=(-0.25,))
+        with pytest.raises(BadWeights, match="could not serve"):
+            await _apply(driver, publish(tmp_path, models[1], 1, probe=lying), 1)
+        assert await _version(driver) == "0"
+
+
+async def test_a_weight_call_that_hangs_costs_the_process_group_and_nothing_else(
+    models: list[Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    hang = tmp_path / "hang"
+    async with _driver(models[0], monkeypatch, "--stand-in-fail-once", str(hang)) as driver:
+        await _apply(driver, publish(tmp_path / "w", models[0], 0), 0)
+        first = driver._child
+        hang.touch()
+        assert await _apply(driver, publish(tmp_path / "w", models[1], 1), 1) < 1e-4
+        assert await _version(driver) == "1"
+        assert first is not None
+        assert first.returncode is not None
+        assert driver._child is not first
+
+
+async def test_a_server_that_ends_by_itself_ends_the_service(
+    models: list[Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async with _driver(models[0], monkeypatch) as driver:
+        await _apply(driver, publish(tmp_path, models[0], 0), 0)
+        assert driver._child is not None
+        os.kill(driver._child.pid, signal.SIGKILL)
+        with pytest.raises(EngineLost, match="ended with code"):
+            await asyncio.wait_for(driver.died, 30)
