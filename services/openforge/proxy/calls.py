@@ -110,8 +110,13 @@ class Call:
         self._status = status
         self.entry.given_up = True
         self._wanted.set()
-        if self._sampling is not None:
+        self._call_off()
+
+    def _call_off(self) -> None:
+        """Again until it ends: a cancellation can be lost on its way down."""
+        if self._sampling is not None and not self._sampling.done():
             self._sampling.cancel()
+            asyncio.get_running_loop().call_later(1.0, self._call_off)
 
     # -- its life
 

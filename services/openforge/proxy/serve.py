@@ -28,6 +28,9 @@ from openforge.runs import RunConfig, submitted_config
 from openforge.service import health, log
 
 _ANY_SANDBOX = 0o666
+_BACKLOG = 1024
+_ACK_WAIT_S = 10.0
+"""How long an end waits for its seal when the proxy died over it."""
 _KEEP_ALIVE_S = 600
 """Longer than any tool runs: a connection that we close first may cost the harness a call."""
 
@@ -37,29 +40,17 @@ async def serve(settings: Settings, bus: Bus, stop: asyncio.Event) -> None:
     config, _ = await submitted_config(bus, settings.run)
     renderer = _renderer(config)
     sockets = listen(settings)
-    policy = Policy()
     fatal: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     async with Engine(settings.engine_url, settings.engine_silence_s) as engine:
-        context = Context(settings, config, renderer, engine, policy, bus, fatal)
+        context = Context(settings, config, renderer, engine, Policy(), bus, fatal)
         desks = Desks(lambda episode, attempt: Desk(context, episode, attempt))
         app = make_app(context, Keys(await bus.bucket(KEY_BUCKET), settings.run), desks)
         server = _Server(_http(app, settings))
-
-        async def seal(told: Told[EpisodeEnded]) -> AsyncIterator[Fact]:
-            ended = told.fact
-            desk = await desks.of(ended.episode, ended.attempt)
-            sealed = await desk.close()
-            yield sealed
-            desks.sealed(ended.episode, ended.attempt)
-            log.info("episode sealed", episode=ended.episode, attempt=ended.attempt, turns=len(sealed.turns))
-
-        background = [
-            asyncio.create_task(policy.follow(bus, settings.run)),
-            asyncio.create_task(
-                bus.work(service="proxy", fact=EpisodeEnded, handler=seal, run=settings.run, in_flight=16)
-            ),
-        ]
         serving = asyncio.create_task(server.serve(sockets=sockets))
+        background = [
+            asyncio.create_task(context.policy.follow(bus, settings.run)),
+            asyncio.create_task(_seal(bus, settings.run, desks)),
+        ]
         health.ready(waiting_for="")
         log.info("listening", url=settings.proxy_url, socket=str(socket_path(settings) or ""))
         stopping = asyncio.create_task(stop.wait())
@@ -68,12 +59,32 @@ async def serve(settings: Settings, bus: Bus, stop: asyncio.Event) -> None:
         server.should_exit = True
         await desks.drain(settings.drain_s)
         await serving
-        for task in (*background, stopping):
+        await _cancelled([*background, stopping])
+    for task in (fatal, *background):
+        if task.done() and not task.cancelled():
+            task.result()
+
+
+async def _seal(bus: Bus, run: str, desks: Desks) -> None:
+    """Close the desk of every attempt that ended, and say what there is."""
+
+    async def seal(told: Told[EpisodeEnded]) -> AsyncIterator[Fact]:
+        episode, attempt = told.fact.episode, told.fact.attempt
+        desk = await desks.of(episode, attempt)
+        sealed = await desk.close()
+        yield sealed
+        desks.sealed(episode, attempt)
+        log.info("episode sealed", episode=episode, attempt=attempt, turns=len(sealed.turns), refused=sealed.refused)
+
+    await bus.work(service="proxy", fact=EpisodeEnded, handler=seal, run=run, in_flight=16, ack_wait_s=_ACK_WAIT_S)
+
+
+async def _cancelled(tasks: list[asyncio.Task[Any]]) -> None:
+    """Again until they end: a cancellation can be lost on its way down."""
+    while waiting := [task for task in tasks if not task.done()]:
+        for task in waiting:
             task.cancel()
-        ended = await asyncio.gather(*background, return_exceptions=True)
-    for problem in (fatal.exception() if fatal.done() else None, *ended):
-        if isinstance(problem, Exception):
-            raise problem
+        await asyncio.wait(waiting, timeout=1.0)
 
 
 def _renderer(config: RunConfig) -> Renderer:
@@ -99,7 +110,10 @@ def listen(settings: Settings) -> list[socket.socket]:
             f"OPENFORGE_PROXY_URL = {settings.proxy_url!r} cannot be listened on ({error}): use a free port"
         ) from error
     path = socket_path(settings)
-    return [tcp] if path is None else [tcp, _unix_socket(path)]
+    sockets = [tcp] if path is None else [tcp, _unix_socket(path)]
+    for each in sockets:
+        each.listen(_BACKLOG)
+    return sockets
 
 
 def socket_path(settings: Settings) -> Path | None:
@@ -128,7 +142,7 @@ def _http(app: ASGIApp, settings: Settings) -> uvicorn.Config:
         timeout_keep_alive=_KEEP_ALIVE_S,
         server_header=False,
         timeout_graceful_shutdown=int(settings.drain_s) + 5,
-        backlog=1024,
+        backlog=_BACKLOG,
     )
 
 
