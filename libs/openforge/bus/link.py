@@ -9,8 +9,8 @@ import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import msgspec
@@ -236,13 +236,16 @@ class Link:
         future: Answer = asyncio.get_running_loop().create_future()
         self._waiting[token] = future
         self._deadlines.append((time.monotonic() + ACK_TIMEOUT_S, token))
+        task = asyncio.current_task()
+        cancellations = task.cancelling() if task else 0
         try:
-            with _cancellations_kept():
-                await self.client.publish(subject, payload, f"{self._answers_at}.{token}", headers)
+            await self.client.publish(subject, payload, f"{self._answers_at}.{token}", headers)
         except nats.errors.ConnectionClosedError as error:
             self._fail(token, BusClosed(str(error)))
         except (*_BREAKS, OSError) as error:
             self._fail(token, Lost(str(error)))
+        if task and task.cancelling() > cancellations:
+            raise asyncio.CancelledError  # nats-py's flush swallows one that comes while it waits for the socket
         return future
 
     async def publish(self, subject: str, payload: bytes, headers: dict[str, str] | None = None) -> Ack:
@@ -410,13 +413,3 @@ class _Client(Client):  # type: ignore[misc]  # nats-py's types are not followed
             raise nats.errors.TimeoutError from None
         except NoStream:
             raise nats.errors.NoRespondersError from None
-
-
-@contextmanager
-def _cancellations_kept() -> Iterator[None]:
-    """nats-py's flush swallows a cancellation while it waits for the socket; raise it again."""
-    task = asyncio.current_task()
-    before = task.cancelling() if task else 0
-    yield
-    if task and task.cancelling() > before:
-        raise asyncio.CancelledError

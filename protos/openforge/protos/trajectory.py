@@ -1,6 +1,7 @@
 """Trajectories: verified attempts, self-contained, ready to be trained by anyone."""
 
 import re
+from functools import lru_cache
 from pathlib import PurePosixPath
 from typing import ClassVar, Literal
 
@@ -12,6 +13,7 @@ from openforge.protos.group import Purpose, TaskRef
 from openforge.protos.reasons import BranchCause, EndReason
 
 
+@lru_cache(maxsize=256)
 def env_token(env: str) -> str:
     """An environment as part of a subject: its name, or for the path of an `env.py` that of its folder."""
     path = PurePosixPath(env)
