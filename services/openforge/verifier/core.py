@@ -14,6 +14,7 @@ from openforge.protos import (
     EpisodeRequested,
     EpisodeSealed,
     FailReason,
+    Isolation,
     TrajectoryVerified,
     TurnRecorded,
     count,
@@ -100,9 +101,15 @@ def failed(evidence: Evidence, failure: Failure) -> EpisodeFailed:
 
 
 def verified(
-    evidence: Evidence, record: Record, verdict: Scored | Claimed, *, behaviour: dict[str, float], verifier: str
+    evidence: Evidence,
+    record: Record,
+    verdict: Scored | Claimed,
+    *,
+    behaviour: dict[str, float],
+    verifier: str,
+    isolation: Isolation = "full",
 ) -> TrajectoryVerified:
-    """The verdict as a fact, with all that training needs."""
+    """The verdict as a fact, with all that training needs. `isolation` is that of the checks."""
     requested, ended, merged = evidence.requested, evidence.ended, record.merged
     checked = isinstance(verdict, Scored)
     return TrajectoryVerified(
@@ -119,7 +126,7 @@ def verified(
         rewarded_by="verifier" if checked else "claim",
         metrics={**(verdict.metrics if isinstance(verdict, Scored) else {}), **behaviour},
         ended=ended.reason,
-        isolation=ended.isolation,
+        isolation="reduced" if checked and isolation == "reduced" else ended.isolation,
         turns=len(record.conversation.turns),
         prompt_tokens=merged.prompt_tokens,
         sampled_tokens=merged.sampled_tokens,

@@ -97,8 +97,14 @@ class Verifier:
         return Failure(FailReason.VERIFIER_FAILED, verdict.detail) if isinstance(verdict, CannotVerify) else verdict
 
     def _verified(self, evidence: Evidence, record: Record, verdict: Scored | Claimed) -> TrajectoryVerified:
-        behaviour = behaviour_of(record.conversation)
-        return verified(evidence, record, verdict, behaviour=behaviour, verifier=self.name)
+        return verified(
+            evidence,
+            record,
+            verdict,
+            behaviour=behaviour_of(record.conversation),
+            verifier=self.name,
+            isolation=self.checker.isolation,
+        )
 
     async def _instance(self, ref: TaskRef) -> TaskInstance:
         """In a thread: an environment may import much when it is first loaded."""
