@@ -51,8 +51,8 @@ class ProxyAtWork:
             proxy_url=f"http://127.0.0.1:{free_port()}",
             sockets=str(sockets),
             engine_patience_s=3.0,
-            grace_s=0.6,
-            drain_s=1.0,
+            proxy_grace_s=0.6,
+            proxy_drain_s=1.0,
         )
         self._stop = asyncio.Event()
         self._task: asyncio.Task[None] | None = None

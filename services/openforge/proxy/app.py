@@ -104,7 +104,7 @@ async def _answer(context: Context, door: Door, dialect: Dialect, name: str, rou
             return _json(chat_completions.models([context.config.run.name]))
         case "POST", _ if route in _DIALECTS:
             key, desk = await door.open(name, request)
-            asked = dialect.decode(await _body(request, context.settings.body_mb << 20))
+            asked = dialect.decode(await _body(request, context.settings.proxy_body_mb << 20))
             found = desk.take(key, asked, dialect.NAME, harness_of(request.headers), says_retry(request.headers))
             return _Delivery(dialect, asked, found)
     raise Refusal(Problem.NOT_FOUND, f"{request.method} {request.url.path} is not served here")

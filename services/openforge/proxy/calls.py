@@ -94,7 +94,7 @@ class Call:
             if self.entry.listeners == 0 and not self.outcome.done():
                 self._wanted.clear()
                 loop = asyncio.get_running_loop()
-                self._grace = loop.call_later(self._context.settings.grace_s, self.stop, TurnStatus.ABANDONED)
+                self._grace = loop.call_later(self._context.settings.proxy_grace_s, self.stop, TurnStatus.ABANDONED)
 
     async def more(self, position: int) -> str:
         """Text after `position`; empty when the outcome is there."""

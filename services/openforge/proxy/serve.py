@@ -57,7 +57,7 @@ async def serve(settings: Settings, bus: Bus, stop: asyncio.Event) -> None:
         watched: set[asyncio.Future[Any]] = {stopping, serving, fatal, *background}
         await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
         server.should_exit = True
-        await desks.drain(settings.drain_s)
+        await desks.drain(settings.proxy_drain_s)
         await serving
         await _cancelled([*background, stopping])
     for task in (fatal, *background):
@@ -141,7 +141,7 @@ def _http(app: ASGIApp, settings: Settings) -> uvicorn.Config:
         proxy_headers=False,
         timeout_keep_alive=_KEEP_ALIVE_S,
         server_header=False,
-        timeout_graceful_shutdown=int(settings.drain_s) + 5,
+        timeout_graceful_shutdown=int(settings.proxy_drain_s) + 5,
         backlog=_BACKLOG,
     )
 

@@ -8,8 +8,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     `engine_patience_s`: how long a call waits for an engine that does not answer before the harness sees an error.
     `engine_silence_s`: how long an engine may be silent within one answer.
-    `grace_s`: how long a call goes on when its harness has gone, so that a repeat finds it.
-    `drain_s`: how long open calls may go on after SIGTERM. `body_mb`: the largest request.
+    `proxy_grace_s`: how long a call goes on when its harness has gone, so that a repeat finds it.
+    `proxy_drain_s`: how long open calls may go on after SIGTERM. `proxy_body_mb`: the largest request.
     """
 
     run: str
@@ -18,6 +18,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     sockets: str = ""
     engine_patience_s: float = 120.0
     engine_silence_s: float = 180.0
-    grace_s: float = 15.0
-    drain_s: float = 10.0
-    body_mb: int = 32
+    proxy_grace_s: float = 15.0
+    proxy_drain_s: float = 10.0
+    proxy_body_mb: int = 32

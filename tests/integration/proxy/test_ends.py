@@ -99,7 +99,7 @@ async def test_nonsense_is_refused_in_the_dialects_shape(proxy: ProxyAtWork, bod
 
 
 async def test_a_giant_body_is_refused_whether_it_says_so_or_not(idle_proxy: ProxyAtWork) -> None:
-    idle_proxy.set(body_mb=1)
+    idle_proxy.set(proxy_body_mb=1)
     await idle_proxy.start()
     key = await idle_proxy.key()
 
