@@ -78,12 +78,12 @@ def _enable(folder: Path, controllers: str) -> None:
     """Hand controllers to the groups below. In a container the top group may hold processes, which forbids it."""
     control = folder / "cgroup.subtree_control"
     try:
-        control.write_text(controllers)
+        _write(control, controllers)
     except OSError as error:
         if error.errno != errno.EBUSY:
             raise
         _move_processes(folder, folder / "openforge-host")
-        control.write_text(controllers)
+        _write(control, controllers)
 
 
 def _move_processes(source: Path, target: Path) -> None:
@@ -101,6 +101,8 @@ class Groups:
         self.folders = [Path(root) / FOLDER / name for root in _roots(hierarchies)]
         self.kill_folder = Path(hierarchies.kill_root) / FOLDER / name
         self._memory = self._folder_of("memory", name)
+        oom_counter = "memory.oom_control" if "memory" in hierarchies.v1 else "memory.events"
+        self._memory_counter = str(self._memory / oom_counter)
         self._pids = self._folder_of("pids", name)
         self._cpu = self._folder_of("cpu", name)
 
@@ -131,8 +133,7 @@ class Groups:
 
     def memory_kills(self) -> int:
         """How often the sandbox's memory limit has killed something so far."""
-        name = "memory.oom_control" if "memory" in self.hierarchies.v1 else "memory.events"
-        for line in _read(self._memory / name).splitlines():
+        for line in _read(self._memory_counter).splitlines():
             key, _, value = line.partition(" ")
             if key == "oom_kill":
                 return int(value)
@@ -226,17 +227,28 @@ def _roots(hierarchies: Hierarchies) -> list[str]:
     return list(dict.fromkeys([*places, *([hierarchies.v2] if hierarchies.v2 else [])]))
 
 
-def _read(path: Path) -> str:
+def _read(path: Path | str) -> str:
+    """Control files are small: one read has them whole. Nothing, where there is no such file or group."""
     try:
-        return path.read_text()
-    except (FileNotFoundError, OSError):
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
         return ""
+    try:
+        return os.read(fd, 1 << 16).decode()
+    finally:
+        os.close(fd)
 
 
-def _write(path: Path, text: str) -> None:
-    path.write_text(text)
+def _write(path: Path | str, text: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, text.encode())
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    finally:
+        os.close(fd)
 
 
-def _write_if_there(path: Path, text: str) -> None:
-    if path.exists():
-        path.write_text(text)
+def _write_if_there(path: Path | str, text: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        _write(path, text)

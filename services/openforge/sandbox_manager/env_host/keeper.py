@@ -72,8 +72,8 @@ class HostKeeper:
         return await host.run(box, harness=harness, options=options, instruction=instruction, llm_args=llm_args)
 
     async def close(self) -> None:
-        if self._host is not None:
-            await self._host.close("the manager stopped")
+        if self._host is not None and not self._host.lost:
+            await self._host.close("the manager stops")
 
     async def ready(self) -> "EnvHost":
         """The living host, started if need be, which takes as long as its harness takes to import."""
@@ -172,7 +172,7 @@ class EnvHost:
         if self.lost:
             return
         self.lost = f"the env host is gone: {why}"
-        log.warning("env host lost", why=why, episodes=len(self._episodes))
+        log.info("env host ended", why=why, episodes=len(self._episodes))
         waiting: list[asyncio.Future[Any]] = [self._connected, *self._episodes.values()]
         for future in waiting:
             if not future.done():
