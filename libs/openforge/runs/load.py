@@ -19,6 +19,7 @@ from openforge.runs.config import RunConfig
 from openforge.runs.rules import environment_problems, problems_of, shown
 
 BUILTIN = "builtin:"
+_STAND_INS: dict[Any, Any] = {str: "missing", int: 1}
 
 
 class BadRunFile(ValueError):
@@ -38,12 +39,12 @@ def load_run_file(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
     """
     file = Path(path)
     said = _read(file)
-    problems = [*_apply(overrides, said)]
-    config = _convert(said, problems)
-    if config is None or problems:
-        raise BadRunFile(str(file), problems)
-    config = _with_absolute_paths(config, file.parent)
-    problems = [*problems_of(config), *environment_problems(config)]
+    problems = [*_apply(overrides, said), *_mismatches("", said, RunConfig)]
+    fitting, replaced = _what_fits("", said, RunConfig)
+    config = _with_absolute_paths(msgspec.convert(fitting, RunConfig), file.parent)
+    for problem in (*problems_of(config), *environment_problems(config)):
+        if not any(path in problem for path in replaced):  # that field's problem is told already
+            problems.append(problem)
     if problems:
         raise BadRunFile(str(file), problems)
     return config
@@ -51,15 +52,13 @@ def load_run_file(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
 
 def config_of(text: str) -> RunConfig:
     """A config back from its canonical JSON. Raises `BadRunFile` where another release wrote what this one lacks."""
-    problems: list[str] = []
     try:
         said = msgspec.json.decode(text)
     except msgspec.DecodeError as error:
         raise BadRunFile("submitted run", [f"its config is no JSON: {error}"]) from error
-    config = _convert(said, problems)
-    if config is None:
+    if problems := list(_mismatches("", said, RunConfig)):
         raise BadRunFile("submitted run", problems)
-    return config
+    return msgspec.convert(said, RunConfig)
 
 
 def canonical(config: RunConfig) -> tuple[str, str]:
@@ -127,13 +126,23 @@ def _override_value(name: str, text: str) -> Any:
     return value
 
 
-def _convert(said: Any, problems: list[str]) -> RunConfig | None:
-    """The config, or None with everything that does not fit its types appended to `problems`."""
-    found = list(_mismatches("", said, RunConfig))
-    problems += found
-    if found:
-        return None
-    return msgspec.convert(said, RunConfig)
+def _what_fits(path: str, said: Any, wanted: type[msgspec.Struct]) -> tuple[dict[str, Any], list[str]]:
+    """What of it can be converted, and the names of the fields that defaults and stand-ins had to replace."""
+    values = said if isinstance(said, dict) else {}
+    fitting: dict[str, Any] = {}
+    replaced: list[str] = []
+    for field in msgspec.structs.fields(wanted):
+        name = f"{path}.{field.encode_name}" if path else field.encode_name
+        if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
+            fitting[field.encode_name], inner = _what_fits(name, values.get(field.encode_name), field.type)
+            replaced += inner
+        elif field.encode_name in values and not list(_mismatch(name, values[field.encode_name], field.type)):
+            fitting[field.encode_name] = values[field.encode_name]
+        elif field.required or field.encode_name in values:
+            replaced.append(name)
+            if field.required:
+                fitting[field.encode_name] = _STAND_INS[field.type]
+    return fitting, replaced
 
 
 def _mismatches(path: str, said: Any, wanted: Any) -> Iterator[str]:

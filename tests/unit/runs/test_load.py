@@ -77,6 +77,16 @@ def test_all_problems_are_told_at_once(folder: Path) -> None:
     assert "there is no such section; did you mean learner?" in told
 
 
+def test_values_that_are_out_of_range_are_told_beside_those_of_the_wrong_type(folder: Path) -> None:
+    told = problems(folder, GOOD + '[pacing]\ngroup_size = 1\nin_flight = "many"\n[sampling]\ntop_p = 2\n')
+    assert told.splitlines() == [
+        'pacing.in_flight = "many" is not a whole number: write for example 1',
+        "pacing.group_size = 1 is too small: write 2 or more (one reward has nothing to be compared with, "
+        "so it teaches nothing; 8 is usual)",
+        "sampling.top_p = 2.0 is too large: write 1 or less (1.0 means no such limit)",
+    ]
+
+
 def test_missing_fields_say_where_to_write_them(folder: Path) -> None:
     told = problems(folder, '[run]\nname = "r"\n[environment]\nname = "./env.py"\nharness = "words"\n')
     assert "run.steps is missing: write steps = 1 under [run]" in told
