@@ -35,7 +35,7 @@ class _Tag(msgspec.Struct):
     fact: str
 
 
-def seal(data: bytes) -> tuple[bytes, str]:
+def seal(data: bytes | bytearray) -> tuple[bytes | bytearray, str]:
     """The payload and its encoding: `zstd`, or empty where compression is not worth it."""
     if len(data) <= COMPRESS_ABOVE:
         return data, ""
@@ -76,7 +76,7 @@ def _tag(data: bytes) -> str | None:
         return None
 
 
-def _sample_shrinks(data: bytes) -> bool:
+def _sample_shrinks(data: bytes | bytearray) -> bool:
     quarter = len(data) // 4
     sample = data[quarter : quarter + _SAMPLE_SIZE] + data[3 * quarter : 3 * quarter + _SAMPLE_SIZE]
     return len(_compressor.compress(sample)) < _WORTH_IT_LARGE * len(sample)

@@ -9,7 +9,7 @@ import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -147,7 +147,7 @@ class Link:
             "reconnect_time_wait": RECONNECT_WAIT_S,
             "ping_interval": 5,
             "max_outstanding_pings": 2,
-            "pending_size": 16 << 20,
+            "pending_size": 2 << 20,  # more only delays what could be on its way
             "error_cb": self._on_error,
             "disconnected_cb": self._on_disconnected,
             "reconnected_cb": self._on_reconnected,
@@ -229,8 +229,11 @@ class Link:
 
     # -- publish, with an answer
 
-    async def send(self, subject: str, payload: bytes, headers: dict[str, str] | None = None) -> Answer:
-        """Put a message on its way. The future holds the answer, or `Lost` or `NoStream`."""
+    async def send(self, subject: str, payload: bytes | bytearray, headers: dict[str, str] | None = None) -> Answer:
+        """Put a message on its way. The future holds the answer, or `Lost` or `NoStream`.
+
+        The payload is copied before anything else runs, so it may be a buffer that is used again.
+        """
         self._tokens += 1
         token = f"{self._tokens:x}"
         future: Answer = asyncio.get_running_loop().create_future()
@@ -254,9 +257,13 @@ class Link:
         Raises `Fenced` where a fence in the headers holds, `Refused` for what will never be taken.
         """
         await self.up()
-        return await self.settle(subject, payload, headers, await self.send(subject, payload, headers))
 
-    async def settle(self, subject: str, payload: bytes, headers: dict[str, str] | None, answer: Answer) -> Ack:
+        async def send() -> Answer:
+            return await self.send(subject, payload, headers)
+
+        return await self.settle(subject, await send(), send)
+
+    async def settle(self, subject: str, answer: Answer, send_again: Callable[[], Awaitable[Answer]]) -> Ack:
         """Wait for the answer to `send`, and send again until there is one."""
         backoff = Backoff(last_s=2.0)
         since = time.monotonic()
@@ -281,7 +288,7 @@ class Link:
                 await backoff.pause()
             at_once = False
             await self.up()
-            answer = await self.send(subject, payload, headers)
+            answer = await send_again()
 
     def _judge(self, subject: str, error: _ApiError) -> None:
         """Returns where waiting may mend it."""

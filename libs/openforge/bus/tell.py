@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from itertools import count
 from typing import NamedTuple
 
+import msgspec
+
 from openforge.blobs import Blobs
 from openforge.bus import tracing
 from openforge.bus.envelope import BLOB, BLOB_SIZE, ENCODING, FENCE, MSG_ID, seal
@@ -20,16 +22,14 @@ from openforge.bus.streams import stream_of
 from openforge.protos import Fact
 
 IN_FLIGHT = 256
-IN_FLIGHT_BYTES = 8 << 20
+IN_FLIGHT_BYTES = 32 << 20
 
 
 class _Telling(NamedTuple):
-    """One telling of a fact, ready to be sent any number of times."""
+    """One telling of a fact, that can be sent any number of times."""
 
     fact: Fact
-    data: bytes
     subject: str
-    payload: bytes
     headers: dict[str, str]
 
 
@@ -38,8 +38,10 @@ async def sealed(link: Link, blobs: Blobs, data: bytes, headers: dict[str, str])
     payload, encoding = seal(data)
     if encoding:
         headers[ENCODING] = encoding
-    if len(payload) <= link.max_payload:
-        return payload
+    return bytes(payload) if len(payload) <= link.max_payload else await _claim(blobs, bytes(payload), headers)
+
+
+async def _claim(blobs: Blobs, payload: bytes, headers: dict[str, str]) -> bytes:
     ref = await blobs.put(payload)
     headers |= {BLOB: ref.digest, BLOB_SIZE: str(ref.size)}
     return b""
@@ -50,11 +52,14 @@ class Teller:
         self._link = link
         self._blobs = blobs
         self._count = count()
+        self._encode_into = msgspec.msgpack.Encoder().encode_into
+        self._scratch = bytearray()
 
     async def tell(self, fact: Fact) -> int:
         await self._link.up()
-        telling = await self._prepare(fact)
-        return await self._settle(telling, await self._send(telling))
+        telling = self._telling(fact)
+        answer, _ = await self._send(telling)
+        return await self._settle(telling, answer)
 
     async def tell_all(self, facts: Iterable[Fact], in_flight: int = IN_FLIGHT) -> list[int]:
         """Many tellings in flight, in this order on the stream unless the connection breaks meanwhile.
@@ -62,50 +67,68 @@ class Teller:
         A key that holds other bytes raises the first `AlreadyTold`, after everything sent is settled.
         """
         sequences: list[int] = []
-        sent: deque[tuple[_Telling, Answer]] = deque()
+        sent: deque[tuple[_Telling, Answer, int]] = deque()
         in_flight_bytes = 0
         await self._link.up()
         try:
             for fact in facts:
-                telling = await self._prepare(fact)
-                sent.append((telling, await self._send(telling)))
-                in_flight_bytes += len(telling.payload)
+                telling = self._telling(fact)
+                answer, size = await self._send(telling)
+                sent.append((telling, answer, size))
+                in_flight_bytes += size
                 while len(sent) >= in_flight or (in_flight_bytes > IN_FLIGHT_BYTES and len(sent) > 1):
-                    in_flight_bytes -= len(sent[0][0].payload)
-                    sequences.append(await self._settle_or_same(*sent.popleft()))
+                    telling, answer, size = sent.popleft()
+                    in_flight_bytes -= size
+                    sequences.append(await self._settle_or_same(telling, answer))
         finally:
             refused: AlreadyTold | None = None
             while sent:
+                telling, answer, _ = sent.popleft()
                 try:
-                    sequences.append(await self._settle_or_same(*sent.popleft()))
+                    sequences.append(await self._settle_or_same(telling, answer))
                 except AlreadyTold as already:
                     refused = refused or already
         if refused:
             raise refused
         return sequences
 
-    async def _prepare(self, fact: Fact) -> _Telling:
-        data = fact.encode()
+    def _telling(self, fact: Fact) -> _Telling:
         # The id names this telling, not the content: whoever finds it at the subject knows that the
         # earlier try was its own, and a second telling of equal bytes is still a second telling.
         headers = {FENCE: "0", MSG_ID: f"{self._link.nonce}.{next(self._count):x}"}
         tracing.inject(headers)
-        payload = await sealed(self._link, self._blobs, data, headers)
-        return _Telling(fact, data, fact.subject(), payload, headers)
+        return _Telling(fact, fact.subject(), headers)
 
-    async def _send(self, telling: _Telling) -> Answer:
-        return await self._link.send(telling.subject, telling.payload, telling.headers)
+    async def _send(self, telling: _Telling) -> tuple[Answer, int]:
+        """The answer to come, and how many bytes were sent.
+
+        Facts are encoded into one buffer, again for each try: fresh memory for each large fact costs more than all
+        the rest of telling it.
+        """
+        self._encode_into(telling.fact, self._scratch)
+        payload, encoding = seal(self._scratch)
+        if encoding:
+            telling.headers[ENCODING] = encoding
+        if len(payload) > self._link.max_payload:
+            payload = await _claim(self._blobs, bytes(payload), telling.headers)
+        answer = await self._link.send(telling.subject, payload, telling.headers)
+        size = len(payload)
+        if len(self._scratch) > IN_FLIGHT_BYTES:
+            self._scratch = bytearray()
+        return answer, size
 
     async def _settle(self, telling: _Telling, answer: Answer) -> int:
-        link = self._link
+        async def send_again() -> Answer:
+            return (await self._send(telling))[0]
+
         while True:
             try:
-                return (await link.settle(telling.subject, telling.payload, telling.headers, answer)).seq
+                return (await self._link.settle(telling.subject, answer, send_again)).seq
             except Fenced:
                 sequence = await self._own_sequence(telling)
             if sequence is not None:
                 return sequence
-            answer = await self._send(telling)  # what was there is purged now
+            answer = await send_again()  # what was there is purged now
 
     async def _own_sequence(self, telling: _Telling) -> int | None:
         """Where this very telling lies already; raises `AlreadyTold` where another one does."""
@@ -117,7 +140,7 @@ class Teller:
             return place.sequence
         try:
             existing = await told_of(message, place, self._blobs)
-            same = await payload_of(message, self._blobs) == telling.data
+            same = await payload_of(message, self._blobs) == telling.fact.encode()
         except Undecodable as error:
             raise AlreadyTold(telling.subject, place.sequence, False, None) from error
         raise AlreadyTold(telling.subject, place.sequence, same, existing)

@@ -163,7 +163,7 @@ async def measure_server(sync: str, repeats: int, share: float) -> dict[str, lis
 async def measure_size(
     bus: Bus, js: JetStreamContext, facts: Sequence[Fact], repeats: int
 ) -> list[tuple[float, float]]:
-    payloads = [seal(fact.encode())[0] for fact in facts]
+    payloads = [bytes(seal(fact.encode())[0]) for fact in facts]
     pairs = []
     for repeat in range(repeats + 1):
 
