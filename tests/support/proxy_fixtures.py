@@ -29,11 +29,11 @@ from openforge.runs import RunConfig, config_of, submit
 RUN = "r"
 
 
-def run_config(model: Path, **changes: object) -> RunConfig:
+def run_config(model: Path, *, context: int = 4096, **changes: object) -> RunConfig:
     """A run on a model folder; `changes` are sections by name."""
     said = {
         "run": {"name": RUN, "steps": 1},
-        "model": {"path": str(model), "context": 4096},
+        "model": {"path": str(model), "context": context},
         "environment": {"name": "shell", "harness": "mini"},
         "sampling": {"max_tokens": 128},
         **changes,

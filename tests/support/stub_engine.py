@@ -28,7 +28,8 @@ def stopped(text: str) -> list[int]:
 class StubEngine:
     """`script` gives the ids to answer with. `pace` is waited for before each token, if set.
 
-    `fail` calls are answered with 500 first; `break_after` tokens the next answer breaks off, once.
+    `fail` calls are answered with 500 first; `break_after` tokens the next answer breaks off, once. `batch` tokens
+    are sent at a time.
     """
 
     def __init__(self) -> None:
@@ -42,6 +43,7 @@ class StubEngine:
         self.finished = 0
         self.logprob: Callable[[int], float] = lambda index: -(index + 1) / 100
         self.stop_reason: str | None = None
+        self.batch = 1
         self.port = free_port()
         self._runner: web.AppRunner | None = None
 
@@ -88,7 +90,8 @@ class StubEngine:
         finish = "length" if len(ids) > limit else "stop"
         ids = ids[:limit]
         spans: list[dict[str, Any]] = []
-        for index, token in enumerate(ids):
+        for index in range(0, len(ids), self.batch):
+            batch = ids[index : index + self.batch]
             if self.pace is not None:
                 await self.pace(index)
             if self.break_after is not None and index >= self.break_after:
@@ -98,12 +101,13 @@ class StubEngine:
                 return
             if not spans or spans[-1]["version"] != self.version:
                 spans.append({"version": self.version, "start": index, "end": index})
-            spans[-1]["end"] = index + 1
-            last = index == len(ids) - 1
+            spans[-1]["end"] = index + len(batch)
+            last = index + len(batch) == len(ids)
+            logprobs = [{"token_id": token, "logprob": self.logprob(place)} for place, token in enumerate(batch, index)]
             choice: dict[str, Any] = {
                 "index": 0,
-                "token_ids": [token],
-                "logprobs": {"content": [{"token_id": token, "logprob": self.logprob(index)}]},
+                "token_ids": batch,
+                "logprobs": {"content": logprobs},
                 "finish_reason": finish if last else None,
                 "stop_reason": self.stop_reason if last else None,
                 "weight_versions": spans if last else None,

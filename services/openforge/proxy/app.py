@@ -150,19 +150,23 @@ class _Delivery:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if isinstance(self._found, Turn):
-            await self._whole(self._found, send)
+            await self._end(self._found, 0, send)
+            self._found.received = True
             return
-        gone = asyncio.create_task(_gone(receive))
         with self._found.listening(stream=self._asked.stream):
+            gone = asyncio.create_task(_gone(receive))
             delivering = asyncio.create_task(self._deliver(self._found, gone, send))
-            await asyncio.wait({gone, delivering}, return_when=asyncio.FIRST_COMPLETED)
-            for task in (gone, delivering):
-                task.cancel()
+            try:
+                await asyncio.wait({gone, delivering}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                gone.cancel()
+                delivering.cancel()
             await asyncio.wait({gone, delivering})
         if not delivering.cancelled():
             delivering.result()
 
     async def _deliver(self, call: Call, gone: "asyncio.Task[None]", send: Send) -> None:
+        """The answer has arrived, as far as a server can know, if its end was written and the client is still there."""
         position = 0
         try:
             while self._asked.stream and (text := await call.more(position)):
@@ -177,17 +181,11 @@ class _Delivery:
         except Refusal as refusal:
             await self._problem(refusal, position > 0, send)
             return
-        if gone.done():
-            return
-        gone.cancel()
         await self._end(turn, position, send)
-
-    async def _whole(self, turn: Turn, send: Send) -> None:
-        await self._end(turn, 0, send)
+        turn.received = turn.received or not gone.done()
 
     async def _end(self, turn: Turn, position: int, send: Send) -> None:
-        """The terminal event or the body; from here on the harness has it, as far as a server can know."""
-        turn.received = True
+        """The terminal event or the body."""
         answer = Answer(
             message=turn.reply,
             finish=turn.finish,
