@@ -165,7 +165,7 @@ def weights_sha256(published: PolicyPublished) -> str:
     return read_manifest(published.location).files[WEIGHTS].sha256
 
 
-async def until(condition: Callable[[], Any], timeout_s: float = 60.0) -> None:
+async def until(condition: Callable[[], Any], timeout_s: float = 240.0) -> None:
     async with asyncio.timeout(timeout_s):
         while not await condition():
             await asyncio.sleep(0.05)
@@ -198,7 +198,7 @@ class LearnerProcess:
             )
         return self
 
-    async def wait(self, timeout_s: float = 60.0) -> int:
+    async def wait(self, timeout_s: float = 240.0) -> int:
         assert self._process is not None
         async with asyncio.timeout(timeout_s):
             return await self._process.wait()

@@ -173,6 +173,7 @@ class Learner:
         await self._compute_recorded()
         await self._publish_newest()
         health.ready(version=self._batcher.version)
+        log.info("ready", run=self._run, version=self._computed)
         while True:
             self._changed.clear()
             match self._batcher.decide(time.time()):

@@ -37,8 +37,13 @@ def tear(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-10])
 
 
+async def ready_again(learner: LearnerProcess) -> bool:
+    """Its third life serves what was published in its second."""
+    return learner.log().count('"event":"ready"') == 3
+
+
 async def finished(bus: Bus, run: str, steps: int) -> None:
-    await until(lambda: is_published(bus, run, steps), 120)
+    await until(lambda: is_published(bus, run, steps))
 
 
 async def test_a_run_is_trained_to_its_end_and_every_version_is_published(
@@ -123,8 +128,8 @@ async def test_of_two_learners_in_two_folders_one_trains_and_the_other_exits_as_
         await LearnerProcess(bus_settings, tmp_path / place, config.run.name).start() for place in ("one", "two")
     ]
     feeding = asyncio.create_task(feed_run(bus, config))
-    waits = [asyncio.create_task(learner.wait(120)) for learner in learners]
-    done, running = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED, timeout=120)
+    waits = [asyncio.create_task(learner.wait()) for learner in learners]
+    done, running = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED, timeout=240)
     assert [task.result() for task in done] == [3]
     await finished(bus, config.run.name, 6)
     await feeding
@@ -166,7 +171,7 @@ async def test_weights_that_were_lost_are_published_again_with_the_next_incarnat
     assert weights_sha256(await newest_published(bus, run)) == expected
     await learner.stop()
     learner = await LearnerProcess(bus_settings, tmp_path / "home", run).start()
-    await asyncio.sleep(3)
+    await until(lambda: ready_again(learner))
     await learner.stop()
     assert (await newest_published(bus, run)).incarnation == 1, "what is whole is not published again"
 

@@ -68,7 +68,7 @@ def logprobs_packed(
 ) -> dict[tuple[int, int], torch.Tensor]:
     found = {}
     for row in pack(sequences, row_tokens):
-        logprobs_N = PolicyForward(model)(RowTensors.of(row, "cpu")).logprobs_N
+        logprobs_N = PolicyForward(model)(RowTensors.of(row, "cpu"))
         found |= {slot: logprobs_N[n] for n, slot in enumerate(row.slot_N)}
     return found
 
@@ -101,7 +101,7 @@ def test_packed_gradients_equal_those_of_each_sequence_alone(row_tokens: int) ->
     sum(-(one.advantage * one.weight) * logprobs_alone(alone, one).sum() for one in sequences if one.at_K).backward()
     for row in pack(sequences, row_tokens):
         tensors = RowTensors.of(row, "cpu")
-        logprobs_N = PolicyForward(packed)(tensors).logprobs_N
+        logprobs_N = PolicyForward(packed)(tensors)
         (-(tensors.advantage_N * tensors.weight_N) * logprobs_N).sum().backward()
     for left, right in zip(alone.parameters(), packed.parameters(), strict=True):
         assert (left.grad - right.grad).abs().max().item() < 1e-5 * max(1.0, left.grad.abs().max().item())
@@ -133,7 +133,7 @@ def test_a_sequence_longer_than_a_row_is_refused() -> None:
         pack([sequence([1, 2, 3, 4, 5, 6], [5])], 4)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10_000), st.integers(41, 200), st.integers(0, 200))
 def test_every_loss_token_is_in_exactly_one_row_and_rows_keep_their_bound(
     seed: int, row_tokens: int, fill: int

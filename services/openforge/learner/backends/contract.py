@@ -27,7 +27,8 @@ class BackendRefused(BadSettings):
 class StepStats(msgspec.Struct, frozen=True, kw_only=True):
     """What a step saw. Means are over the loss tokens with an advantage; `forwarded_tokens` counts row tokens.
 
-    `ratio` is pi/mu, `gap` is |log pi - log mu|, `ess` the effective share of the sample, 0..1.
+    `ratio` is pi/mu, `gap` is |log pi - log mu|, `ess` the effective share of the sample, 0..1,
+    `entropy_proxy` the mean of -log pi over what was sampled: on policy, the entropy in expectation.
     """
 
     loss: float = 0.0
@@ -43,7 +44,7 @@ class StepStats(msgspec.Struct, frozen=True, kw_only=True):
     gap_max: float = 0.0
     kl_mean: float = 0.0
     ess: float = 1.0
-    entropy_mean: float = 0.0
+    entropy_proxy: float = 0.0
 
 
 class Backend(Protocol):

@@ -16,18 +16,21 @@ from openforge.learner.packing import Row
 
 
 class RowTensors(NamedTuple):
-    """A row on a device. T tokens, P of them predict, N loss tokens; `at_N` is an index into P."""
+    """A row on a device. T tokens, P places that predict (each at one temperature), N loss tokens.
+
+    Loss token n is predicted at place `at_N[n]`.
+    """
 
     ids_1T: Tensor
     positions_1T: Tensor
     mask_11TT: Tensor
     predictors_P: Tensor
+    temperature_P: Tensor
     at_N: Tensor
     targets_N: Tensor
     mu_logprobs_N: Tensor
     advantage_N: Tensor
     weight_N: Tensor
-    temperature_N: Tensor
 
     @classmethod
     def of(cls, row: Row, device: str | torch.device) -> RowTensors:
@@ -37,18 +40,20 @@ class RowTensors(NamedTuple):
         def real(values: list[float]) -> Tensor:
             return torch.tensor(values, dtype=torch.float32, device=device)
 
-        predictors_P, at_N = whole(row.predictor_N).unique(sorted=True, return_inverse=True)
+        places = sorted(set(zip(row.predictor_N, row.temperature_N, strict=True)))
+        index_of = {place: index for index, place in enumerate(places)}
+        at_N = [index_of[place] for place in zip(row.predictor_N, row.temperature_N, strict=True)]
         return cls(
             ids_1T=whole(row.ids_T)[None],
             positions_1T=whole(row.position_T)[None],
             mask_11TT=_mask(whole(row.end_T))[None, None],
-            predictors_P=predictors_P,
-            at_N=at_N,
+            predictors_P=whole([predictor for predictor, _ in places]),
+            temperature_P=real([temperature for _, temperature in places]),
+            at_N=whole(at_N),
             targets_N=whole(row.target_N),
             mu_logprobs_N=real(row.mu_logprobs_N),
             advantage_N=real(row.advantage_N),
             weight_N=real(row.weight_N),
-            temperature_N=real(row.temperature_N),
         )
 
 
@@ -58,13 +63,6 @@ def _mask(ends_T: Tensor) -> Tensor:
     return (index_T[None, :] <= index_T[:, None]) & (index_T[:, None] < ends_T[None, :])
 
 
-class Predicted(NamedTuple):
-    """`entropy_N` is the entropy of the distribution that each loss token was drawn from, in nats."""
-
-    logprobs_N: Tensor
-    entropy_N: Tensor
-
-
 class PolicyForward(nn.Module):  # type: ignore[misc]
     """A causal language model of transformers, asked for the log-probs of a row."""
 
@@ -72,7 +70,8 @@ class PolicyForward(nn.Module):  # type: ignore[misc]
         super().__init__()
         self.model = model
 
-    def forward(self, row: RowTensors) -> Predicted:
+    def forward(self, row: RowTensors) -> Tensor:
+        """logprobs_N."""
         logits_PV = self.model(
             input_ids=row.ids_1T,
             position_ids=row.positions_1T,
@@ -80,12 +79,6 @@ class PolicyForward(nn.Module):  # type: ignore[misc]
             logits_to_keep=row.predictors_P,
             use_cache=False,
         ).logits[0]
-        return _predicted(logits_PV, row)
-
-
-def _predicted(logits_PV: Tensor, row: RowTensors) -> Predicted:
-    logits_NV = logits_PV.float()[row.at_N] / row.temperature_N[:, None]
-    logprobs_NV = logits_NV.log_softmax(-1)
-    with torch.no_grad():
-        entropy_N = -(logprobs_NV.exp() * logprobs_NV).sum(-1)
-    return Predicted(logprobs_NV.gather(1, row.targets_N[:, None])[:, 0], entropy_N)
+        if not bool((row.temperature_P == 1.0).all()):
+            logits_PV = logits_PV / row.temperature_P[:, None]
+        return logits_PV.float().log_softmax(-1)[row.at_N, row.targets_N]

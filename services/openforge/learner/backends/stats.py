@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from openforge.learner.backends.contract import StepStats
-from openforge.learner.backends.forward import Predicted, RowTensors
+from openforge.learner.backends.forward import RowTensors
 from openforge.learner.loss import log_ratio
 
 _SUMS = ("tokens", "ratio", "ratio_squared", "capped", "gap", "kl", "entropy", "loss", "row_tokens", "rows")
@@ -20,9 +20,9 @@ class StepSums:
         self.sums = torch.zeros(len(_SUMS), dtype=torch.float64)
         self.maxima = torch.zeros(len(_MAXIMA), dtype=torch.float64)
 
-    def add(self, row: RowTensors, predicted: Predicted, loss: Tensor, ratio_cap: float) -> None:
+    def add(self, row: RowTensors, logprobs_N: Tensor, loss: Tensor, ratio_cap: float) -> None:
         with torch.no_grad():
-            delta_N = log_ratio(predicted.logprobs_N, row.mu_logprobs_N).double()
+            delta_N = log_ratio(logprobs_N, row.mu_logprobs_N).double()
             ratio_N = delta_N.exp()
             sums = [
                 torch.tensor(float(len(delta_N)), dtype=torch.float64),
@@ -31,7 +31,7 @@ class StepSums:
                 (ratio_N > ratio_cap).sum(),
                 delta_N.abs().sum(),
                 -delta_N.sum(),
-                predicted.entropy_N.double().sum(),
+                -logprobs_N.double().sum(),
                 loss.double(),
                 torch.tensor(float(row.ids_1T.shape[1]), dtype=torch.float64),
                 torch.tensor(1.0, dtype=torch.float64),
@@ -60,5 +60,5 @@ class StepSums:
             gap_max=highest["gap"],
             kl_mean=total["kl"] / tokens,
             ess=total["ratio"] ** 2 / (tokens * total["ratio_squared"]),
-            entropy_mean=total["entropy"] / tokens,
+            entropy_proxy=total["entropy"] / tokens,
         )

@@ -5,6 +5,9 @@ Promises: what is loaded is bit for bit what was saved; another number of ranks 
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +19,15 @@ from openforge.learner.backends import ranks
 
 
 def save(folder: Path, policy: Any, optimizer: Any) -> None:
-    dcp.save(_state(policy, optimizer), storage_writer=dcp.FileSystemWriter(folder, sync_files=True), no_dist=_alone())
+    writer = dcp.FileSystemWriter(folder, sync_files=True)
+    with _single_process_is_meant():
+        dcp.save(_state(policy, optimizer), storage_writer=writer, no_dist=_alone())
 
 
 def load(folder: Path, policy: Any, optimizer: Any) -> None:
     state = _state(policy, optimizer)
-    dcp.load(state, storage_reader=dcp.FileSystemReader(folder), no_dist=_alone())
+    with _single_process_is_meant():
+        dcp.load(state, storage_reader=dcp.FileSystemReader(folder), no_dist=_alone())
     set_state_dict(policy, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     torch.set_rng_state(state["random"])
 
@@ -33,3 +39,11 @@ def _state(policy: Any, optimizer: Any) -> dict[str, Any]:
 
 def _alone() -> bool:
     return ranks.world() == 1
+
+
+@contextmanager
+def _single_process_is_meant() -> Iterator[None]:
+    """Torch warns of what `no_dist` says."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield

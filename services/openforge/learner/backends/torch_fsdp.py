@@ -16,7 +16,7 @@ from torch import Tensor
 
 from openforge.learner.backends import ranks, storage
 from openforge.learner.backends.contract import BackendRefused, StepStats
-from openforge.learner.backends.forward import PolicyForward, Predicted, RowTensors
+from openforge.learner.backends.forward import PolicyForward, RowTensors
 from openforge.learner.backends.options import TorchOptions, torch_options
 from openforge.learner.backends.stats import StepSums
 from openforge.learner.loss import ppo_clip, reinforce_is
@@ -66,7 +66,7 @@ class TorchBackend:
         with self._autocast(), torch.no_grad():
             for row in self._rows(sequences):
                 for (index, offset), value in zip(
-                    row.slot_N, self.policy(RowTensors.of(row, self.device)).logprobs_N.tolist(), strict=True
+                    row.slot_N, self.policy(RowTensors.of(row, self.device)).tolist(), strict=True
                 ):
                     found[index][offset] = value
         return found
@@ -106,12 +106,12 @@ class TorchBackend:
     def _accumulate(self, row: Row, weight: float, sums: StepSums) -> None:
         """Forward and backward of one row. `weight` is 0 for a row that only keeps the ranks in step."""
         tensors = RowTensors.of(row, self.device)
-        predicted: Predicted = self.policy(tensors)
+        logprobs_N: Tensor = self.policy(tensors)
         with torch.autocast(self.device.type, enabled=False):
-            loss = (tensors.weight_N * self._loss(predicted.logprobs_N, tensors)).sum()
+            loss = (tensors.weight_N * self._loss(logprobs_N, tensors)).sum()
             (loss * (weight * ranks.world())).backward()
         if weight:
-            sums.add(tensors, predicted, loss.detach(), self._ratio_limit())
+            sums.add(tensors, logprobs_N, loss.detach(), self._ratio_limit())
 
     def _loss(self, logprobs_N: Tensor, row: RowTensors) -> Tensor:
         algorithm = self.config.algorithm
@@ -153,7 +153,9 @@ def _device(options: TorchOptions) -> torch.device:
 
 def _load(path: str, options: TorchOptions) -> Any:
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging as transformers_logging
 
+    transformers_logging.disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa")
     model.config.use_cache = False
     if options.recompute:

@@ -1,0 +1,39 @@
+"""`python fleet_steps.py MODEL WORLD OUT [LOAD]`: some training steps on that many ranks, results in OUT."""
+
+import json
+import sys
+from pathlib import Path
+
+from learner_world import run_config, verdict
+
+from openforge.learner.backends.choose import backend_for
+from openforge.learner.step import batch_of, step_of
+
+
+def main(model: str, world: str, out: str, load: str = "") -> None:
+    config = run_config(Path(model), learner={"world_size": int(world), "row_tokens": 48, "gradient_clip": 0.5})
+    backend = backend_for(config)
+    folder = Path(out)
+    if load:
+        backend.load(Path(load))
+    seen = []
+    for base in range(3 if not load else 1):
+        first = base if not load else 3
+        trajectories = [verdict(config, ordinal, member, 0) for ordinal in (first, first + 7) for member in range(4)]
+        groups = list(dict.fromkeys(one.group for one in trajectories))
+        batch = batch_of(base, groups, {one.episode: one for one in trajectories}, 0)
+        step = step_of(batch, config.algorithm, backend.vocabulary)
+        stats = backend.train(step.sequences, base)
+        seen.append([stats.loss, stats.grad_norm, stats.ratio_mean, float(stats.loss_tokens)])
+    logprobs = backend.logprobs(step.sequences)
+    weights = {name: tensor.double().sum().item() for name, tensor in backend.export().items()}
+    if not load:
+        (folder / "state").mkdir(parents=True)
+        backend.save(folder / "state")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "seen.json").write_text(json.dumps({"steps": seen, "logprobs": logprobs, "weights": weights}))
+    backend.close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
