@@ -31,7 +31,7 @@ demo: install ## train SmolLM2-135M inside mini-swe-agent; ends with runs/demo/r
 seeds: install ## the demo with three seeds, and the table of docs/demo.md
 	$(BIN)/openforge model get smollm2-135m
 	for seed in 1 2 3; do $(BIN)/openforge train examples/demo.toml --set run.seed=$$seed --set run.name=demo-$$seed || exit 1; done
-	$(BIN)/python -m openforge.cli.curves runs/demo-1 runs/demo-2 runs/demo-3 --out docs/demo
+	$(BIN)/python -m openforge.cli.curves demo-1 demo-2 demo-3 --out docs/demo
 
 test: install ## unit and integration tests, and one tiny run end to end: minutes
 	$(BIN)/pytest -m "not heavy" $(ARGS)
