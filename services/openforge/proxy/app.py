@@ -23,6 +23,7 @@ from openforge.proxy.core import Turn
 from openforge.proxy.desk import Desk, Desks
 from openforge.proxy.hints import harness_of, says_retry
 from openforge.proxy.keys import Keys
+from openforge.service import log
 
 _NAME = re.compile(r"([A-Za-z0-9_-]{1,128})\.(\d{1,9})")
 _DIALECTS: dict[str, Dialect] = {"chat/completions": chat_completions}
@@ -71,6 +72,9 @@ def make_app(context: Context, keys: Keys, desks: Desks) -> ASGIApp:
             return _refused(dialect, Problem.BAD_REQUEST, str(error))
         except ClientDisconnect:
             return Response(status_code=499)
+        except Exception as error:  # the boundary: a bug costs one call and shows the harness nothing
+            log.error("request died", error=error, path=request.url.path)
+            return _refused(dialect, Problem.ENGINE_FAILED, "the proxy failed; the call may be repeated")
 
     async def stub(request: Request) -> ASGIApp:
         return Response(status_code=200)
