@@ -53,7 +53,7 @@ class Inbox:
 
 def status_of(message: Msg) -> str | None:
     """The status of an answer without a payload, as `404`; None for a real message."""
-    if message.data or not message.headers or "Nats-Subject" in message.headers:
-        return None
+    if message.data or not message.headers or "Nats-Stream" in message.headers:
+        return None  # stored messages that were got directly have their stream, a 503 may have a subject
     status: str | None = message.headers.get("Status")
     return status

@@ -33,7 +33,7 @@ class Place(NamedTuple):
 def place_of(message: Msg) -> Place:
     """Of a message that a consumer delivered, or that was got directly."""
     headers = message.headers or {}
-    if "Nats-Subject" in headers:
+    if "Nats-Stream" in headers:
         return Place(
             stream=headers["Nats-Stream"],
             subject=headers["Nats-Subject"],

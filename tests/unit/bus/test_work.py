@@ -10,6 +10,8 @@ from bus_examples import paused, stopped
 from opentelemetry import trace
 
 from openforge.bus import Bus, BusSettings, Told, TooManyDeliveries, Zombie
+from openforge.bus.consumer import Consumer
+from openforge.bus.inbox import status_of
 from openforge.protos import Fact, RunPaused, RunStopped
 
 
@@ -275,6 +277,25 @@ async def test_a_zombie_ends_all_the_work_loudly(bus: Bus) -> None:
         async with asyncio.timeout(5):
             await bus.work(service="w", fact=RunStopped, handler=handle)
     assert ended.group_contains(Zombie)
+
+
+async def test_a_worker_whose_consumer_was_deleted_makes_it_again(bus: Bus) -> None:
+    async with working(bus, answer, in_flight=2):
+        await bus.tell(stopped(0))
+        await until(lambda: bus.find(RunPaused, "r", 0))
+        await bus.link.js.delete_consumer("RUN", "w-RunStopped")
+        await bus.tell(stopped(1))
+        await until(lambda: bus.find(RunPaused, "r", 1))
+
+
+async def test_a_pull_that_nobody_hears_is_no_message(bus: Bus) -> None:
+    await bus.tell(stopped(0))
+    consumer = Consumer(bus.link, "RUN", "not-made", {})
+    async with bus.link.inbox() as inbox:
+        await consumer.pull(inbox, batch=1)
+        arrived = await inbox.next(5.0)
+    assert arrived is not None
+    assert status_of(arrived[1]) == "503"
 
 
 async def test_a_handler_goes_on_with_the_trace_of_whoever_told_the_fact(bus: Bus) -> None:
