@@ -4,6 +4,8 @@ Promises: the same numbers as `torch.nn.functional.linear` up to rounding; bfloa
 processor has them, for elsewhere they are several times slower than float32.
 """
 
+from functools import lru_cache
+
 import torch
 
 _ROWS_HINT = 32  # a layout packed for about 32 rows was as good as any for 1 to 128 rows
@@ -19,10 +21,21 @@ def _bfloat16_is_native() -> bool:
     return bool(supported and supported())
 
 
+@lru_cache
 def _can_pack(dtype: torch.dtype) -> bool:
-    if not torch.backends.mkldnn.is_available():
+    """Whether packed products work here and are right: they are no public interface, so they are tried once."""
+    x, weight = torch.randn(3, 64).to(dtype), torch.randn(32, 64).to(dtype)
+    expected = torch.nn.functional.linear(x, weight)
+    try:
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS_HINT)
+        plain = torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
+        added = torch.ops.mkldnn._linear_pointwise.binary(x, expected, packed, None, "add")
+    except (RuntimeError, AttributeError, TypeError):
         return False
-    return dtype is torch.float32 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return bool(
+        torch.allclose(plain, expected, rtol=0.02, atol=0.1)
+        and torch.allclose(added, 2 * expected, rtol=0.02, atol=0.2)
+    )
 
 
 class Linear:

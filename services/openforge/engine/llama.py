@@ -43,8 +43,8 @@ class Llama:
         self.dtype = compute_dtype(dtype)
         self._tensors = {name: tensor.to(dtype).to(self.dtype) for name, tensor in tensors.items()}
         embedding = self._tensors["model.embed_tokens.weight"]
-        self._embedding = embedding
-        self._norm = self._tensors["model.norm.weight"]
+        self._embedding = embedding.clone()  # the tensors of a file change if somebody writes to it
+        self._norm = self._tensors["model.norm.weight"].clone()
         self._head = Linear(embedding if shape.tied else self._tensors["lm_head.weight"])
         self._layers = [self._layer(index) for index in range(shape.layers)]
         self._cos, self._sin = self._rotations()
@@ -86,8 +86,8 @@ class Llama:
         attention = [f"{prefix}.self_attn.{part}_proj" for part in "qkv"]
         mlp = [f"{prefix}.mlp.{part}_proj" for part in ("gate", "up")]
         return _Layer(
-            norm_attention=take[f"{prefix}.input_layernorm.weight"],
-            norm_mlp=take[f"{prefix}.post_attention_layernorm.weight"],
+            norm_attention=take[f"{prefix}.input_layernorm.weight"].clone(),
+            norm_mlp=take[f"{prefix}.post_attention_layernorm.weight"].clone(),
             qkv=self._fused(attention),
             out=self._fused([f"{prefix}.self_attn.o_proj"]),
             gate_up=self._fused(mlp),

@@ -27,6 +27,7 @@ from openforge.weights import BadWeights, Manifest, check, read_manifest
 from openforge.wire.generate import GenerateRequest, GenerateResponse, SamplingParams
 
 SERVED_NAME = "policy"
+_LEASH = (sys.executable, "-m", "openforge.engine.leash")
 _SERVER = ("-m", "vllm.entrypoints.openai.api_server")
 _ENVIRONMENT = {
     "VLLM_SERVER_DEV_MODE": "1",  # the weight calls; they have no authentication, hence the private address
@@ -148,7 +149,7 @@ class VllmBackend:
         env["VLLM_SERVER_DEV_MODE"] = "1"
         env.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
         self._child = await asyncio.create_subprocess_exec(
-            *self._command, *self._flags(folder), env=env, start_new_session=True
+            *_LEASH, *self._command, *self._flags(folder), env=env, start_new_session=True
         )
         log.info("vLLM starting", pid=self._child.pid, model=str(folder))
         await self._until_healthy(self._child)

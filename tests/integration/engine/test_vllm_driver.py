@@ -109,3 +109,31 @@ async def test_a_server_that_ends_by_itself_ends_the_service(
         os.kill(driver._child.pid, signal.SIGKILL)
         with pytest.raises(EngineLost, match="ended with code"):
             await asyncio.wait_for(driver.died, 30)
+
+
+async def test_a_server_does_not_outlive_the_service_that_drives_it(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    leashed = [sys.executable, "-m", "openforge.engine.leash", "sh", "-c", f"echo $$ > {pid_file}; exec sleep 600"]
+    script = f"import subprocess, time; subprocess.Popen({leashed!r}, start_new_session=True); time.sleep(600)"
+    env = os.environ | {"PYTHONPATH": _SOURCES}
+    service = await asyncio.create_subprocess_exec(sys.executable, "-c", script, env=env)
+    async with asyncio.timeout(60):
+        while not await asyncio.to_thread(_has_text, pid_file):
+            await asyncio.sleep(0.05)
+        server = int(await asyncio.to_thread(pid_file.read_text))
+        service.kill()
+        await service.wait()
+        while await asyncio.to_thread(_lives, server):
+            await asyncio.sleep(0.05)
+
+
+def _has_text(file: Path) -> bool:
+    return file.exists() and bool(file.read_text().strip())
+
+
+def _lives(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"  # where nobody collects orphans it stays, dead
