@@ -10,8 +10,9 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable
-from typing import NoReturn, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack
+from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
@@ -25,6 +26,7 @@ OK, FAILED, BAD_SETTINGS, ZOMBIE = 0, 1, 2, 3
 _PR_SET_PDEATHSIG = 1
 
 S = TypeVar("S", bound=msgspec.Struct)
+T = TypeVar("T")
 Serve = Callable[[S, Bus, asyncio.Event], Awaitable[None]]
 
 
@@ -55,8 +57,10 @@ def service_exit_code(name: str, settings: type[S], serve: Serve[S]) -> int:
 async def _live(name: str, settings: S, bus_settings: BusSettings, serve: Serve[S]) -> None:
     stop = asyncio.Event()
     listen_for_signals(stop)
-    async with Bus.connect(bus_settings, name=name) as bus:
-        await bus.set_up()
+    async with AsyncExitStack() as stack:
+        bus = await _unless(stop, _reach(stack, bus_settings, name))
+        if bus is None:
+            return
         log.info("started", pid=os.getpid(), nats=bus_settings.url)
         writing = asyncio.create_task(health.keep_writing())
         health.ready()
@@ -65,6 +69,24 @@ async def _live(name: str, settings: S, bus_settings: BusSettings, serve: Serve[
         finally:
             writing.cancel()
             health.not_ready(ended=True)
+
+
+async def _reach(stack: AsyncExitStack, settings: BusSettings, name: str) -> Bus:
+    bus = await stack.enter_async_context(Bus.connect(settings, name=name))
+    await bus.set_up()
+    return bus
+
+
+async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
+    """What `work` returns, or None if `stop` is set before it does."""
+    working, stopping = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        return await working if working.done() else None
+    finally:
+        stopping.cancel()
+        working.cancel()
+        await asyncio.wait({working})
 
 
 def listen_for_signals(stop: asyncio.Event) -> None:

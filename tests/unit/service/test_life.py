@@ -140,6 +140,17 @@ async def test_no_server_is_one_clear_line(start) -> None:
     assert "traceback" not in line
 
 
+async def test_a_service_that_waits_for_its_bus_stops_when_asked(start) -> None:
+    running = await start(OPENFORGE_NATS_URL=f"nats://127.0.0.1:{free_port()}", OPENFORGE_LOG_LEVEL="debug")
+    assert running.process.stderr is not None
+    while b"bus error" not in await running.process.stderr.readline():
+        pass
+    running.process.send_signal(signal.SIGTERM)
+    code, lines = await running.end()
+    assert code == OK
+    assert lines[-1]["event"] == "stopped"
+
+
 async def test_the_health_file_is_written_again_and_again(start) -> None:
     running = await start()
     first = await running.health(lambda state: state.ready)
