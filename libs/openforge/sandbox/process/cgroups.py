@@ -20,6 +20,9 @@ FOLDER = "openforge"
 _CONTROLLERS = ("memory", "pids", "cpu")
 _OWN_PROCESSES = 4  # bubblewrap's two, our init, and one that it is about to start
 _CPU_PERIOD_US = 100_000
+# All sandboxes together weigh as much as so many ordinary processes: without it they would get no more of a
+# busy machine than one of them, and everything waits for what they do. Each sandbox keeps its own limit.
+_WEIGHT = 20
 
 
 class NoLimits(Exception):
@@ -70,8 +73,16 @@ def prepare(hierarchies: Hierarchies) -> None:
             enable = " ".join(f"+{name}" for name in hierarchies.v2_limits)
             _enable(Path(hierarchies.v2), enable)
             _enable(Path(hierarchies.v2) / FOLDER, enable)
+        _weigh(hierarchies)
     except OSError as error:
         raise NoLimits(f"{error.filename}: {error.strerror}") from error
+
+
+def _weigh(hierarchies: Hierarchies) -> None:
+    if "cpu" in hierarchies.v1:
+        _write(Path(hierarchies.v1["cpu"]) / FOLDER / "cpu.shares", str(1024 * _WEIGHT))
+    else:
+        _write(Path(hierarchies.v2) / FOLDER / "cpu.weight", str(100 * _WEIGHT))
 
 
 def _enable(folder: Path, controllers: str) -> None:
