@@ -11,7 +11,7 @@ from openforge.learner.backends.contract import BackendRefused
 
 
 class TorchOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`device` `auto` is CUDA where there is one. `fill_tokens` is how far short rows are filled up: 0 is 512 on
+    """`device` `auto` is CUDA where there is one. `fill_tokens` is how far short rows are filled up: 0 is 128 on
     a CPU and `row_tokens` elsewhere. `recompute` trades a second forward pass for the memory of activations."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -54,7 +54,7 @@ def share(rows: Sequence[Row]) -> list[tuple[Row, float]]:
         load[lightest] += cost(row, PAIR_COST)
     longest = max(len(part) for part in shares)
     own = shares[rank()]
-    return [(row, 1.0) for row in own] + [(row, 0.0) for row in rows[:1] * (longest - len(own))]
+    return [(row, 1.0) for row in own] + [(rows[0], 0.0) for _ in range(longest - len(own))]
 
 
 def reduce_gradients(policy: Any, last: bool) -> None:

@@ -23,7 +23,7 @@ from openforge.learner.loss import ppo_clip, reinforce_is
 from openforge.learner.packing import Row, TrainSequence, pack
 from openforge.runs import RunConfig
 
-FILL_TOKENS_CPU = 512
+FILL_TOKENS_CPU = 128
 
 
 class TorchBackend:
