@@ -11,6 +11,7 @@ import uvicorn
 from openforge.service import BadSettings
 
 _CLOSING_S = 2
+_KEEP_ALIVE_S = 300  # longer than any client keeps a connection, so that it is never us who closes it under a request
 
 
 def bind(url: str) -> socket.socket:
@@ -47,6 +48,7 @@ class Server(uvicorn.Server):
             lifespan="off",
             server_header=False,
             backlog=1024,
+            timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=_CLOSING_S,
         )
         super().__init__(config)

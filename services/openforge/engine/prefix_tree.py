@@ -119,7 +119,13 @@ class PrefixTree:
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     """How many tokens two runs have in common at the start."""
-    shorter = min(len(a), len(b))
-    if a[:shorter] == b[:shorter]:
-        return shorter
-    return next(position for position in range(shorter) if a[position] != b[position])
+    equal, different = 0, min(len(a), len(b))
+    if a[:different] == b[:different]:
+        return different
+    while different - equal > 1:
+        middle = (equal + different) // 2
+        if a[equal:middle] == b[equal:middle]:
+            equal = middle
+        else:
+            different = middle
+    return equal

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 _SHORTEST = 64
-_FEWEST_ROWS = 8
+_FIRST_TOKENS = 1024  # a class begins with rows for about so many
 
 
 class Row:
@@ -36,7 +36,7 @@ class RowClass:
 
     def claim(self, length: int) -> Row:
         if len(self.rows) == self.buffer.shape[2]:
-            self._resize(max(_FEWEST_ROWS, 2 * len(self.rows)))
+            self._resize(max(_FIRST_TOKENS // self.capacity, 2 * len(self.rows), 1))
         row = Row(self, len(self.rows), length)
         self.rows.append(row)
         return row

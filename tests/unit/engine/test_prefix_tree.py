@@ -88,3 +88,5 @@ def test_common_prefix_counts_equal_tokens_at_the_start() -> None:
     assert common_prefix([1, 2, 3], [1, 2, 4, 5]) == 2
     assert common_prefix([], [1]) == 0
     assert common_prefix([1, 2], [1, 2, 3]) == 2
+    for length in range(40):
+        assert common_prefix([7] * length + [1, 2], [7] * length + [3]) == length
