@@ -4,6 +4,7 @@ import hashlib
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.resources import files
@@ -13,6 +14,7 @@ import msgspec
 
 RECORD = "openforge.json"
 TEMPLATE = "chat_template.jinja"
+_DRAFT_AGE_S = 3600.0
 
 
 class ModelRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,9 +40,13 @@ def chat_template() -> str:
 def made_at_once(path: Path, *, name: str, source: str, license: str) -> Iterator[Path]:
     """A folder to fill; it gets its record and then the name `path`, or vanishes on an error.
 
-    Whoever finished first wins: a folder that stands at `path` by then is kept.
+    Whoever finished first wins: a folder that stands at `path` by then is kept. Drafts that a crash left are
+    removed once they are old.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    for left in path.parent.glob(f".{path.name}-*"):
+        if left.stat().st_mtime < time.time() - _DRAFT_AGE_S:
+            shutil.rmtree(left, ignore_errors=True)
     draft = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
     try:
         yield draft

@@ -71,7 +71,7 @@ def test_what_can_never_fit_is_not_held() -> None:
     assert tree.tokens_held == 0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.integers(0, 2**32), st.integers(5, 60))
 def test_whatever_is_matched_is_true_and_the_budget_holds(seed: int, budget: int) -> None:
     luck = random.Random(seed)

@@ -1,6 +1,8 @@
 """The models that a machine can make, and how a run file's name for one becomes a folder."""
 
 import json
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -103,3 +105,12 @@ def test_smollm2_is_a_normal_checkpoint_with_digits_split_one_by_one() -> None:
     tokenizer = _tokenizer(folder)
     assert (config.rms_norm_eps, config.tie_word_embeddings, config.vocab_size) == (1e-5, True, 49152)
     assert tokenizer.convert_ids_to_tokens(tokenizer.encode("  12\n\n1.")) == ["ĠĠ", "1", "2", "ĊĊ", "1", "."]
+
+
+def test_what_a_crash_left_is_removed_when_the_model_is_made_again(tmp_path: Path) -> None:
+    old, fresh = tmp_path / ".tiny-old", tmp_path / ".tiny-fresh"
+    for draft in (old, fresh):
+        draft.mkdir()
+    os.utime(old, (time.time() - 7200,) * 2)
+    tiny(tmp_path / "tiny")
+    assert {entry.name for entry in tmp_path.iterdir()} == {"tiny", ".tiny-fresh"}
