@@ -136,6 +136,7 @@ async def test_orphans_are_reaped(box: Sandbox) -> None:
 
 async def test_kill_all_leaves_files_and_a_working_sandbox(box: Sandbox) -> None:
     await sh(box, "echo kept > file; (setsid sh -c 'while :; do date > clock; sleep 0.01; done' >/dev/null 2>&1 &)")
+    await sh(box, "until test -s clock; do sleep 0.01; done")
     await box.kill_all()
     assert (await sh(box, "cat /proc/[0-9]*/comm | sort | uniq -c")).stdout.count(b"\n") <= 5
     before = await box.get("/workspace/clock")
