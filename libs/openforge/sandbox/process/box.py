@@ -183,6 +183,9 @@ class ProcessSandbox:
         return archive.tar_of_entries(await self._files(work, cap=2 * cap + (64 << 20)), asked)
 
     async def kill_all(self) -> None:
+        if self._groups:
+            with contextlib.suppress(OSError):  # a group went with its last process
+                self._groups.kill_commands()
         number = self._control.number()
         ended = self._control.expect(number)
         await self._control.ask(b"kill-all", number)

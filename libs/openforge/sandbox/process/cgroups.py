@@ -163,6 +163,12 @@ class Groups:
     def kill_command(self, number: int) -> None:
         kill_group(self.kill_folder / f"c{number}")
 
+    def kill_commands(self) -> None:
+        """All commands and what they left in the background; the sandbox's init lives on."""
+        for group in _tree(self.kill_folder):
+            if group != self.kill_folder:
+                kill_group(group)
+
     def close_command(self, number: int) -> None:
         """Forget the kill group, unless the command left something running in the background."""
         try:

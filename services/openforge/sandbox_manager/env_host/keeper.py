@@ -38,6 +38,7 @@ from openforge.service import log
 
 _SOCKET_FOLDER = "/run/env_host"
 _START_S = 180.0
+_SAY_S = 2.0
 _FOREVER_S = 10 * 365 * 86400.0
 
 
@@ -215,7 +216,9 @@ class EnvHost:
             )
             return await ended
         except asyncio.CancelledError:
-            await self._say(Cancel(episode=number))
+            with suppress(TimeoutError):  # a host that does not listen cannot hold up the end
+                async with asyncio.timeout(_SAY_S):
+                    await self._say(Cancel(episode=number))
             raise
         finally:
             self._episodes.pop(number, None)
