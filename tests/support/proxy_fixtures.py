@@ -50,8 +50,8 @@ class ProxyAtWork:
             engine_url=engine_url,
             proxy_url=f"http://127.0.0.1:{free_port()}",
             sockets=str(sockets),
-            engine_patience_s=3.0,
-            proxy_grace_s=0.6,
+            engine_patience_s=15.0,
+            proxy_grace_s=10.0,
             proxy_drain_s=1.0,
         )
         self._stop = asyncio.Event()
@@ -104,7 +104,7 @@ class ProxyAtWork:
 
     async def client(self, episode: str = "e-0", attempt: int = 0, **limits: int) -> openai.AsyncOpenAI:
         key = await self.key(episode, attempt, **limits)
-        client = openai.AsyncOpenAI(base_url=self.base_url(episode, attempt), api_key=key, max_retries=0, timeout=10.0)
+        client = openai.AsyncOpenAI(base_url=self.base_url(episode, attempt), api_key=key, max_retries=0, timeout=30.0)
         self._clients.append(client)
         return client
 
@@ -117,7 +117,7 @@ class ProxyAtWork:
 
     async def turns_when(self, count: int, episode: str = "e-0", attempt: int = 0) -> list[TurnRecorded]:
         """The turns, as soon as there are so many."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while len(turns := await self.turns(episode, attempt)) < count:
                 await asyncio.sleep(0.02)
         return turns
@@ -128,7 +128,7 @@ class ProxyAtWork:
         return await self.sealed(episode, attempt)
 
     async def sealed(self, episode: str = "e-0", attempt: int = 0) -> EpisodeSealed:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while (told := await self.bus.find(EpisodeSealed, RUN, episode, attempt)) is None:
                 await asyncio.sleep(0.02)
         return told.fact

@@ -4,7 +4,7 @@ import asyncio
 import os
 import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -41,7 +41,7 @@ async def serve(settings: Settings, bus: Bus, stop: asyncio.Event) -> None:
     renderer = _renderer(config)
     sockets = listen(settings)
     fatal: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    async with Engine(settings.engine_url, settings.engine_silence_s) as engine:
+    with closing(Engine(settings.engine_url, settings.engine_silence_s)) as engine:
         context = Context(settings, config, renderer, engine, Policy(), bus, fatal)
         desks = Desks(lambda episode, attempt: Desk(context, episode, attempt))
         app = make_app(context, Keys(await bus.bucket(KEY_BUCKET), settings.run), desks)

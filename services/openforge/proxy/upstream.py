@@ -6,11 +6,13 @@ no answer raises `EngineBroken` where another try may help, `EngineRefused` wher
 
 import math
 from collections.abc import AsyncGenerator, AsyncIterator
+from urllib.parse import urlsplit
 
-import aiohttp
 import msgspec
 
+from openforge.bus import BadSettings
 from openforge.protos import FinishReason, VersionSpan
+from openforge.proxy.posting import Broken, Posting
 from openforge.wire.generate import Choice, GenerateRequest, WeightVersionSpan
 
 SENTINEL = -9000.0
@@ -51,36 +53,26 @@ class Piece(msgspec.Struct, frozen=True):
 
 class Engine:
     def __init__(self, url: str, silence_s: float) -> None:
-        self._url = url.rstrip("/") + "/inference/v1/generate"
-        self._silence_s = silence_s
-        self._session: aiohttp.ClientSession | None = None
-
-    async def __aenter__(self) -> "Engine":
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=5.0, sock_read=self._silence_s)
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60.0)
-        self._session = aiohttp.ClientSession(
-            timeout=timeout, connector=connector, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar()
-        )
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        assert self._session is not None
-        await self._session.close()
+        parts = urlsplit(url)
+        if parts.scheme != "http" or not parts.hostname or not parts.port:
+            raise BadSettings(f"OPENFORGE_ENGINE_URL = {url!r} has no host and port: use http://HOST:PORT")
+        self._path = parts.path.rstrip("/") + "/inference/v1/generate"
+        self._posting = Posting(parts.hostname, parts.port, silence_s)
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Piece]:
         """The answer as it is sampled. Closing the iterator calls the engine off."""
-        assert self._session is not None
         body = msgspec.json.encode(request)
         try:
-            async with self._session.post(
-                self._url, data=body, headers={"Content-Type": "application/json"}
-            ) as response:
-                if response.status != 200:
-                    _refuse(response.status, (await response.read())[:500])
-                async for piece in _pieces(response.content, request.token_ids, body):
+            async with self._posting.post(self._path, body) as answer:
+                if answer.status != 200:
+                    _refuse(answer.status, (await answer.read())[:500])
+                async for piece in _pieces(answer.pieces(), request.token_ids, body):
                     yield piece
-        except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
-            raise EngineBroken(f"the engine broke off: {error or type(error).__name__}") from error
+        except Broken as error:
+            raise EngineBroken(f"the engine broke off: {error}") from error
+
+    def close(self) -> None:
+        self._posting.close()
 
 
 def _refuse(status: int, body: bytes) -> None:
@@ -90,7 +82,7 @@ def _refuse(status: int, body: bytes) -> None:
     raise EngineRefused(said)
 
 
-async def _pieces(content: aiohttp.StreamReader, prompt: list[int], sent: bytes) -> AsyncIterator[Piece]:
+async def _pieces(content: AsyncGenerator[bytes], prompt: list[int], sent: bytes) -> AsyncIterator[Piece]:
     sampled = 0
     ended = False
     async for event in _events(content):
@@ -120,10 +112,10 @@ def _same_prompt(told: bytes, prompt: list[int], sent: bytes) -> bool:
         return False
 
 
-async def _events(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+async def _events(content: AsyncGenerator[bytes]) -> AsyncIterator[bytes]:
     """The data of each server-sent event."""
     waiting = b""
-    async for data in content.iter_any():
+    async for data in content:
         *events, waiting = (waiting + data).split(b"\n\n")
         for event in events:
             if event.startswith(b"data: "):

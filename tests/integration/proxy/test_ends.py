@@ -33,7 +33,7 @@ BODY = {"model": "m", "messages": [USER]}
 
 
 async def post(url: str, headers: dict[str, str], body: object = BODY, **more: object) -> httpx.Response:
-    async with httpx.AsyncClient(timeout=10) as client:
+    async with httpx.AsyncClient(timeout=30) as client:
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         return await client.post(f"{url}/chat/completions", content=content, headers=headers)
 
