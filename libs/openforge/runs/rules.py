@@ -44,6 +44,9 @@ _LEAST: dict[str, tuple[float, str]] = {
     "evaluation.heldout_episodes": (0, "0 evaluates nothing"),
 }
 
+# What a sandbox needs beside its files: its own small file systems, and room for a shell and an interpreter.
+_MEMORY_BESIDE_FILES_MB = 96
+
 _ABOVE_ZERO: dict[str, str] = {
     "sampling.temperature": "greedy answers have no log-probs to learn from; 0.7 or 1.0 are usual",
     "sampling.top_p": "1.0 means no such limit",
@@ -142,6 +145,12 @@ def _at_odds(config: RunConfig) -> Iterator[str]:
         yield (
             f"pacing.in_flight = {pacing.in_flight} is less than pacing.group_size = {pacing.group_size}, so no group "
             f"could ever open: write {pacing.group_size} or more"
+        )
+    limits = config.environment.limits
+    if limits.memory_mb < limits.disk_mb + _MEMORY_BESIDE_FILES_MB:
+        yield (
+            f"environment.limits.memory_mb = {limits.memory_mb} is too little for disk_mb = {limits.disk_mb}, since a "
+            f"sandbox's files lie in memory: write {limits.disk_mb + _MEMORY_BESIDE_FILES_MB} or more"
         )
     if config.sampling.max_tokens >= config.model.context:
         yield (
