@@ -180,5 +180,5 @@ def test_a_sandbox_too_small_for_its_own_files_is_refused_with_the_least_that_wi
     source = (Path(__file__).parents[3] / "examples" / "tiny.toml").read_text()
     file = tmp_path / "small.toml"
     file.write_text(source)
-    with pytest.raises(BadRunFile, match="memory_mb = 100 is too little for disk_mb = 64.*write 160 or more"):
+    with pytest.raises(BadRunFile, match=r"memory_mb = 100 is too little for disk_mb = 64.*write 160 or more"):
         load_run_file(file, ["environment.limits.memory_mb=100", "environment.limits.disk_mb=64"])
