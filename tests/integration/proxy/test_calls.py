@@ -7,13 +7,10 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
-from byte_tokenizer import byte_tokenizer_folder
-from proxy_fixtures import ProxyAtWork, run_config
+from proxy_fixtures import ProxyAtWork
 from stub_engine import Gate, StubEngine, ids_of, stopped
 
-from openforge.bus import Bus
 from openforge.protos import BranchCause, FinishReason, TurnStatus, VersionSpan, unpack_ids, unpack_logprobs
-from openforge.runs import submit
 from openforge.tokens import merge, rebuild
 
 USER = {"role": "user", "content": "hi"}
@@ -274,26 +271,3 @@ async def test_attempts_at_once_do_not_mix(proxy: ProxyAtWork, stub_engine: Stub
 async def say_plain(client: openai.AsyncOpenAI, messages: list[dict[str, object]]) -> dict[str, object]:
     told = await client.chat.completions.create(model="m", messages=messages)  # type: ignore[arg-type]
     return {"role": "assistant", "content": told.choices[0].message.content}
-
-
-async def test_a_harness_that_reads_slowly_gets_the_whole_stream(
-    bus: Bus, stub_engine: StubEngine, tmp_path: Path
-) -> None:
-    """More than the sockets hold, read only when the proxy has long been done."""
-    model = byte_tokenizer_folder(tmp_path / "model")
-    config = run_config(model, context=500_000, sampling={"max_tokens": 400_000})
-    await submit(bus, config)
-    stub_engine.script = lambda request: stopped("long " * 60_000)
-    stub_engine.batch = 1000
-    proxy = ProxyAtWork(bus, stub_engine.url, config, tmp_path / "s")
-    await proxy.start()
-    try:
-        client = await proxy.client(tokens=400_000)
-        stream = await client.chat.completions.create(model="m", messages=[USER], stream=True)  # type: ignore[list-item]
-        await proxy.turns_when(1)
-        await asyncio.sleep(0.5)
-        text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
-        assert text == "long " * 60_000
-    finally:
-        await proxy.close_clients()
-        await proxy.stop()
