@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from plotly import offline
 
+from openforge.cli.ledger import lines
 from openforge.cli.report.charts import figures
 from openforge.cli.report.story import Episode, Story
 from openforge.protos import TurnRecorded, unpack_ids, unpack_logprobs
@@ -100,8 +101,7 @@ def _turn(turn: TurnRecorded, decode: Decode) -> dict[str, Any]:
 
 
 def _ledger(ledger: Ledger) -> str:
-    text = html.escape(msgspec.json.format(msgspec.json.encode(ledger), indent=2).decode())
-    return f"<pre>{text}</pre>"
+    return "<pre>" + html.escape("\n".join(lines(ledger))) + "</pre>"
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
