@@ -31,7 +31,7 @@ def lineage_holds(run: Disturbed, summary: dict[str, Any], max_lag: int) -> None
 
 async def test_the_tiny_model_learns_inside_the_small_harness(tmp_path: Path) -> None:
     async with disturbed(TINY, tmp_path, "learns") as run:
-        summary = await ended_well(run, within_s=240)
+        summary = await ended_well(run, within_s=900)
     lineage_holds(run, summary, max_lag=1)
     assert summary["reward_first_fifth"] < 0.6
     assert summary["reward_last_fifth"] > 0.85
@@ -44,12 +44,12 @@ async def test_the_tiny_model_learns_inside_the_small_harness(tmp_path: Path) ->
 async def test_nothing_is_lost_when_each_process_is_killed_in_turn(tmp_path: Path, staleness: str) -> None:
     overrides = (f"pacing.staleness={staleness}", "environment.harness=letters", "run.steps=30")
     async with disturbed(TINY, tmp_path, f"kills-{staleness}", overrides) as run:
-        await run.version_reached(1, wait_s=120)
+        await run.version_reached(1, wait_s=400)
         for target in (*SERVICES, "env_host", "nats"):
             version = run.version()
             await run.kill(target)
-            await run.version_reached(version + 1, wait_s=120)
-        summary = await ended_well(run, within_s=300)
+            await run.version_reached(version + 1, wait_s=400)
+        summary = await ended_well(run, within_s=900)
     assert summary["steps"] == 30
     lineage_holds(run, summary, max_lag=1)
 
@@ -57,9 +57,9 @@ async def test_nothing_is_lost_when_each_process_is_killed_in_turn(tmp_path: Pat
 async def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     overrides = ("run.steps=6",)
     async with disturbed(TINY, tmp_path, "resumes", overrides) as run:
-        await run.version_reached(2, wait_s=120)
+        await run.version_reached(2, wait_s=400)
     assert run.process.returncode == 130
     async with disturbed(TINY, tmp_path, "resumes", overrides) as run:
-        summary = await ended_well(run, within_s=180)
+        summary = await ended_well(run, within_s=900)
     assert summary["steps"] == 6
     lineage_holds(run, summary, max_lag=1)

@@ -79,7 +79,7 @@ async def test_recorded_log_probs_are_those_of_the_version_that_sampled_each_tok
         "model.context=512",
     )
     async with disturbed(ROOT / "examples/tiny.toml", tmp_path, "truth", overrides) as run:
-        await ends(run, within_s=300)
+        await ends(run, within_s=900)
     monkeypatch.setenv("OPENFORGE_RUNS", str(tmp_path))
     trajectories = await trajectories_of(run)
     worst, tokens = worst_difference(run.home.root / "weights", trajectories)
@@ -108,7 +108,7 @@ async def test_five_turns_with_the_real_model_are_one_sequence(tmp_path: Path, m
         "evaluation.heldout_episodes=0",
     )
     async with disturbed(ROOT / "examples/multi_turn.toml", tmp_path, "talk", overrides) as run:
-        await ends(run, within_s=400)
+        await ends(run, within_s=900)
     monkeypatch.setenv("OPENFORGE_RUNS", str(tmp_path))
     trajectories = await trajectories_of(run)
     summary = msgspec.json.decode(run.home.summary.read_bytes())
