@@ -12,6 +12,8 @@ from typing import Any
 import msgspec
 
 from openforge.bus import Bus, BusSettings
+from openforge.learner.service import serve
+from openforge.learner.settings import Settings
 from openforge.models import tiny
 from openforge.protos import (
     BatchTrained,
@@ -30,7 +32,6 @@ from openforge.protos import (
     pack_logprobs,
 )
 from openforge.runs import RunConfig, config_of
-from openforge.runs.submit import submit
 from openforge.weights import WEIGHTS, read_manifest
 
 VOCABULARY = 259
@@ -165,7 +166,7 @@ def weights_sha256(published: PolicyPublished) -> str:
     return read_manifest(published.location).files[WEIGHTS].sha256
 
 
-async def until(condition: Callable[[], Any], timeout_s: float = 240.0) -> None:
+async def until(condition: Callable[[], Any], timeout_s: float = 300.0) -> None:
     async with asyncio.timeout(timeout_s):
         while not await condition():
             await asyncio.sleep(0.05)
@@ -198,7 +199,7 @@ class LearnerProcess:
             )
         return self
 
-    async def wait(self, timeout_s: float = 240.0) -> int:
+    async def wait(self, timeout_s: float = 300.0) -> int:
         assert self._process is not None
         async with asyncio.timeout(timeout_s):
             return await self._process.wait()
@@ -219,4 +220,26 @@ class LearnerProcess:
         return (self.home / "learner.log").read_text()
 
 
-__all__ = ["LearnerProcess", "submit"]
+class LearnerHere:
+    """The same service within the test's own process: no start of an interpreter, no kill."""
+
+    def __init__(self, bus_settings: BusSettings, home: Path, run: str) -> None:
+        self._bus_settings = bus_settings
+        self._settings = Settings(run=run, home=home)
+        self._stop = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> "LearnerHere":
+        self._stop.clear()
+        self._task = asyncio.create_task(self._live())
+        return self
+
+    async def _live(self) -> None:
+        async with Bus.connect(self._bus_settings, name="learner") as bus:
+            await serve(self._settings, bus, self._stop)
+
+    async def stop(self) -> None:
+        """Cleanly; raises what ended it before."""
+        assert self._task is not None
+        self._stop.set()
+        await self._task

@@ -78,6 +78,7 @@ class Learner:
         self._computed = 0
         self._saved = 0
         self._ahead = False
+        self._saving: asyncio.Task[None] | None = None
         self._published: PolicyPublished | None = None
         self._served: dict[str, PolicyServed] = {}
         self._payloads: dict[str, TrajectoryVerified] = {}
@@ -369,6 +370,10 @@ class Learner:
             batcher=msgspec.msgpack.encode(self._batcher.state),
             cursors=self._cursors.sequences,
         )
+        self._saving = asyncio.create_task(self._write(memory))
+        await asyncio.shield(self._saving)
+
+    async def _write(self, memory: Memory) -> None:
         began = time.monotonic()
         await self._slow.call(self._checkpoints.save, memory, self._backend.save)
         self._saved = memory.version
@@ -382,7 +387,9 @@ class Learner:
         work.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await work
-        if not self._ahead and not self._slow.busy:
+        if self._saving is not None:
+            await self._saving
+        if not self._ahead:
             await self._save()
 
 

@@ -19,17 +19,10 @@ T = TypeVar("T")
 class SlowThread:
     def __init__(self, name: str) -> None:
         self._calls: queue.SimpleQueue[tuple[asyncio.Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
-        self._running = 0
         threading.Thread(target=self._work, name=name, daemon=True).start()
-
-    @property
-    def busy(self) -> bool:
-        """Whether a call runs or waits, its caller gone or not."""
-        return self._running > 0
 
     async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._running += 1
         self._calls.put((future, lambda: function(*args, **kwargs)))
         return await future
 
@@ -42,15 +35,15 @@ class SlowThread:
             except BaseException as error:  # the boundary: it belongs to the caller
                 outcome, failed = None, error
             try:
-                future.get_loop().call_soon_threadsafe(self._settle, future, outcome, failed)
+                future.get_loop().call_soon_threadsafe(_settle, future, outcome, failed)
             except RuntimeError:  # the loop is closed: nobody waits any more
                 return
 
-    def _settle(self, future: asyncio.Future[Any], outcome: Any, failed: BaseException | None) -> None:
-        self._running -= 1
-        if future.cancelled():
-            return
-        if failed is None:
-            future.set_result(outcome)
-        else:
-            future.set_exception(failed)
+
+def _settle(future: asyncio.Future[Any], outcome: Any, failed: BaseException | None) -> None:
+    if future.cancelled():
+        return
+    if failed is None:
+        future.set_result(outcome)
+    else:
+        future.set_exception(failed)

@@ -18,7 +18,7 @@ def steps(model: Path, world: int, out: Path, load: Path | None = None) -> dict[
     subprocess.run(
         [sys.executable, str(SCRIPT), str(model), str(world), str(out), *([str(load)] if load else [])],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
-        timeout=300,
+        timeout=900,
         check=True,
     )
     return dict(json.loads((out / "seen.json").read_text()))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from learner_world import (
+    LearnerHere,
     LearnerProcess,
     close_group,
     feed_group,
@@ -37,9 +38,8 @@ def tear(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-10])
 
 
-async def ready_again(learner: LearnerProcess) -> bool:
-    """Its third life serves what was published in its second."""
-    return learner.log().count('"event":"ready"') == 3
+async def is_retired(bus: Bus, run: str, count: int) -> bool:
+    return len(await retired(bus, run)) == count
 
 
 async def finished(bus: Bus, run: str, steps: int) -> None:
@@ -156,13 +156,13 @@ async def test_weights_that_were_lost_are_published_again_with_the_next_incarnat
     config = run_config(tiny_model(tmp_path), run={"steps": 1}, pacing={"max_lag": 0})
     run = config.run.name
     await submit(bus, config)
-    learner = await LearnerProcess(bus_settings, tmp_path / "home", run).start()
+    learner = await LearnerHere(bus_settings, tmp_path / "home", run).start()
     await asyncio.gather(feed_run(bus, config), finished(bus, run, 1))
-    await learner.kill()
+    await learner.stop()
     before = await newest_published(bus, run)
     tear(Path(before.location, "model.safetensors"))
     expected = weights_sha256(before)
-    learner = await LearnerProcess(bus_settings, tmp_path / "home", run).start()
+    learner = await LearnerHere(bus_settings, tmp_path / "home", run).start()
 
     async def again() -> bool:
         return (await newest_published(bus, run)).incarnation == 1
@@ -170,8 +170,9 @@ async def test_weights_that_were_lost_are_published_again_with_the_next_incarnat
     await until(again)
     assert weights_sha256(await newest_published(bus, run)) == expected
     await learner.stop()
-    learner = await LearnerProcess(bus_settings, tmp_path / "home", run).start()
-    await until(lambda: ready_again(learner))
+    learner = await LearnerHere(bus_settings, tmp_path / "home", run).start()
+    await feed_group(bus, config, 9, 1)
+    await until(lambda: is_retired(bus, run, 4))
     await learner.stop()
     assert (await newest_published(bus, run)).incarnation == 1, "what is whole is not published again"
 
@@ -180,7 +181,7 @@ async def test_a_torn_checkpoint_is_passed_over(bus: Bus, bus_settings: BusSetti
     config = run_config(tiny_model(tmp_path), run={"steps": 4})
     run = config.run.name
     await submit(bus, config)
-    learner = await LearnerProcess(bus_settings, tmp_path / "home", run).start()
+    learner = await LearnerHere(bus_settings, tmp_path / "home", run).start()
     await asyncio.gather(feed_run(bus, config), finished(bus, run, 4))
     await learner.stop()
     digest = weights_sha256(await newest_published(bus, run))
@@ -188,14 +189,13 @@ async def test_a_torn_checkpoint_is_passed_over(bus: Bus, bus_settings: BusSetti
     tear(max((file for file in newest.rglob("*") if file.is_file()), key=lambda file: file.stat().st_size))
     published = await newest_published(bus, run)
     tear(Path(published.location, "manifest.json"))
-    learner = await LearnerProcess(bus_settings, tmp_path / "home", run).start()
+    learner = await LearnerHere(bus_settings, tmp_path / "home", run).start()
 
     async def again() -> bool:
         return (await newest_published(bus, run)).incarnation == 1
 
     await until(again)
     assert weights_sha256(await newest_published(bus, run)) == digest
-    assert "computing again" in learner.log()
     await learner.stop()
 
 
@@ -205,18 +205,14 @@ async def test_stale_groups_are_dropped_and_leftovers_are_not_needed(
     config = run_config(tiny_model(tmp_path), run={"steps": 2}, pacing={"groups_per_step": 1, "max_lag": 0})
     run = config.run.name
     await submit(bus, config)
-    learner = await LearnerProcess(bus_settings, tmp_path / "home", run).start()
+    learner = await LearnerHere(bus_settings, tmp_path / "home", run).start()
     for ordinal in (0, 1):
         await feed_group(bus, config, ordinal, 0)
     await until(lambda: is_published(bus, run, 1))
     await feed_group(bus, config, 2, 1)
     await until(lambda: is_published(bus, run, 2))
     await feed_group(bus, config, 3, 1)
-
-    async def eight() -> bool:
-        return len(await retired(bus, run)) == 8
-
-    await until(eight)
+    await until(lambda: is_retired(bus, run, 8))
     reasons = {(fact.group, fact.reason) for fact in await retired(bus, run)}
     assert reasons == {("g000001", RetireReason.STALE), ("g000003", RetireReason.NOT_NEEDED)}
     assert [batch.lag for batch in await lineage(bus, run)] == [0, 0]
@@ -230,7 +226,7 @@ async def test_wait_holds_the_step_and_retires_who_blocks_too_long(
     config = run_config(tiny_model(tmp_path), run={"steps": 2}, pacing=pacing)
     run = config.run.name
     await submit(bus, config)
-    learner = await LearnerProcess(bus_settings, tmp_path / "home", run).start()
+    learner = await LearnerHere(bus_settings, tmp_path / "home", run).start()
     await until(lambda: is_published(bus, run, 0))
     await open_group(bus, config, 0, 0)
     await bus.tell(verdict(config, 0, 0, 0))
@@ -250,7 +246,7 @@ async def test_mask_trains_old_groups_without_their_old_tokens(
     )
     run = config.run.name
     await submit(bus, config)
-    learner = await LearnerProcess(bus_settings, tmp_path / "home", run).start()
+    learner = await LearnerHere(bus_settings, tmp_path / "home", run).start()
     await feed_group(bus, config, 0, 0)
     await until(lambda: is_published(bus, run, 1))
     await open_group(bus, config, 1, 0)
@@ -269,7 +265,7 @@ async def test_sentinels_are_retired_as_invalid(bus: Bus, bus_settings: BusSetti
     config = run_config(tiny_model(tmp_path), run={"steps": 1}, pacing={"groups_per_step": 1})
     run = config.run.name
     await submit(bus, config)
-    learner = await LearnerProcess(bus_settings, tmp_path / "home", run).start()
+    learner = await LearnerHere(bus_settings, tmp_path / "home", run).start()
     await feed_group(bus, config, 0, 0, logprob=-9999.0)
     await feed_group(bus, config, 1, 0)
     await until(lambda: is_trained(bus, run, 1))
