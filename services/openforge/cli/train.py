@@ -3,8 +3,9 @@
 import asyncio
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import msgspec
 import typer
@@ -43,6 +44,7 @@ def train(
     if dry_run:
         typer.echo(plan(config))
         return
+    config = _with_model(config)
     home = Home(config.run.name)
     try:
         with home.held(), display(config, plain=plain) as shown:
@@ -58,7 +60,7 @@ def up(run_file: RunFile, overrides: Overrides = None) -> None:
 
     For clients that submit by themselves. Ctrl-C stops everything.
     """
-    config = _load(run_file, overrides)
+    config = _with_model(_load(run_file, overrides))
     home = Home(config.run.name)
     try:
         with home.held():
@@ -78,6 +80,7 @@ def plan(config: RunConfig) -> str:
             f"run {config.run.name}: {config.run.steps} steps of {pacing.groups_per_step} groups x "
             f"{pacing.group_size} episodes = {config.run.steps * per_step} episodes, plus refills",
             f"model {config.model.path} on the {config.engine.kind} engine ({config.engine.dtype})",
+            *_missing_model(config),
             f"harness {config.environment.harness} in environment {config.environment.name}, "
             f"{len(config.environment.tasks) or 'all'} kinds of tasks, at most {pacing.in_flight} episodes at once",
             f"learner {config.learner.backend}: {config.algorithm.loss} with {config.algorithm.advantage} advantages, "
@@ -90,13 +93,20 @@ def plan(config: RunConfig) -> str:
     )
 
 
-def _load(run_file: Path, overrides: list[str] | None) -> RunConfig:
-    """The checked run file, its model resolved to a folder; exits with 2 and the reasons."""
+def _missing_model(config: RunConfig) -> Iterator[str]:
+    """A plan may name a model that only another machine has; a run may not."""
     try:
-        config = load_run_file(run_file, overrides or ())
+        resolve(config.model.path)
+    except UnknownModel as error:
+        yield f"  not here: {error}"
+
+
+def _load(run_file: Path, overrides: list[str] | None) -> RunConfig:
+    """The checked run file; exits with 2 and the reasons."""
+    try:
+        return load_run_file(run_file, overrides or ())
     except BadRunFile as error:
         _fail(str(error), 2)
-    return _with_model(config)
 
 
 def _with_model(config: RunConfig) -> RunConfig:
@@ -120,6 +130,6 @@ def _say_end(config: RunConfig, home: Home, outcome: Outcome) -> None:
     typer.echo(f"summary {os.path.relpath(home.summary)}\nreport  {os.path.relpath(home.report)}")
 
 
-def _fail(message: str, code: int) -> None:
+def _fail(message: str, code: int) -> NoReturn:
     typer.echo(f"error: {message}", err=True)
     raise typer.Exit(code)
