@@ -127,8 +127,13 @@ async def test_of_two_learners_in_two_folders_one_trains_and_the_other_exits_as_
     learners = [
         await LearnerProcess(bus_settings, tmp_path / place, config.run.name).start() for place in ("one", "two")
     ]
-    feeding = asyncio.create_task(feed_run(bus, config))
     waits = [asyncio.create_task(learner.wait()) for learner in learners]
+
+    async def both_at_work_or_one_ended() -> bool:
+        return any(wait.done() for wait in waits) or all('"event":"ready"' in learner.log() for learner in learners)
+
+    await until(both_at_work_or_one_ended)
+    feeding = asyncio.create_task(feed_run(bus, config))
     done, running = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED, timeout=240)
     assert [task.result() for task in done] == [3]
     await finished(bus, config.run.name, 6)
