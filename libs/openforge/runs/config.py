@@ -101,12 +101,16 @@ class AlgorithmSection(_Section, frozen=True, kw_only=True):
 
 
 class LearnerSection(_Section, frozen=True, kw_only=True):
-    """`row_tokens` is the longest packed row; a longer sequence is retired. `threads` is torch's."""
+    """`row_tokens` is the longest packed row; a longer sequence is retired. `threads` is torch's.
+
+    After `warmup_steps` of rising learning rate it falls linearly, to zero after step `decay_steps`; 0 keeps it.
+    """
 
     backend: Literal["torch", "verl"] = "torch"
     backend_options: dict[str, str | int | float | bool] = {}
     learning_rate: float = 1e-5
     warmup_steps: int = 0
+    decay_steps: int = 0
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.0
     gradient_clip: float = 1.0

@@ -35,6 +35,7 @@ _LEAST: dict[str, tuple[float, str]] = {
     "pacing.max_lag": (0, "0 trains synchronously, 1 overlaps one step"),
     "pacing.refills_per_step": (0, "0 refills none"),
     "learner.warmup_steps": (0, "0 means none"),
+    "learner.decay_steps": (0, "0 keeps the learning rate"),
     "learner.weight_decay": (0, "0 means none"),
     "learner.row_tokens": (16, "the longest row in tokens, at least the longest episode"),
     "learner.threads": (1, "one thread is the least"),

@@ -8,7 +8,7 @@ from learner_world import run_config, tiny_model, verdict
 
 from openforge.learner.backends.choose import backend_for
 from openforge.learner.backends.contract import BackendRefused
-from openforge.learner.backends.torch_fsdp import TorchBackend
+from openforge.learner.backends.torch_fsdp import TorchBackend, learning_rate
 from openforge.learner.step import Step, batch_of, step_of
 from openforge.protos import TrajectoryVerified
 from openforge.runs import RunConfig
@@ -84,6 +84,12 @@ def test_the_learning_rate_warms_up(tmp_path: Path) -> None:
         backend.train(step(config, backend, batch(config, base)).sequences, base).learning_rate for base in range(6)
     ]
     assert seen == pytest.approx([2e-3, 4e-3, 6e-3, 8e-3, 8e-3, 8e-3])
+
+
+def test_the_learning_rate_falls_to_nothing(tmp_path: Path) -> None:
+    settings = run_config(tmp_path, learner={"warmup_steps": 2, "decay_steps": 6, "learning_rate": 8e-3}).learner
+    rates = [learning_rate(settings, step) for step in range(7)]
+    assert rates == pytest.approx([4e-3, 8e-3, 8e-3, 6e-3, 4e-3, 2e-3, 0])
 
 
 def test_verl_is_refused_with_the_field_and_the_way_out(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from openforge.learner.backends.stats import StepSums
 from openforge.learner.loss import ppo_clip, reinforce_is
 from openforge.learner.packing import Row, TrainSequence, pack
 from openforge.runs import RunConfig
+from openforge.runs.config import LearnerSection
 
 FILL_TOKENS_CPU = 128
 
@@ -139,8 +140,17 @@ class TorchBackend:
         return float(norm)
 
     def _learning_rate(self, step: int) -> float:
-        warmup = self.settings.warmup_steps
-        return self.settings.learning_rate * (min(1.0, (step + 1) / warmup) if warmup else 1.0)
+        return learning_rate(self.settings, step)
+
+
+def learning_rate(settings: LearnerSection, step: int) -> float:
+    """Up over `warmup_steps`, then down so that step `decay_steps` would have none; steps count from 0."""
+    warmup, horizon = settings.warmup_steps, settings.decay_steps
+    if step < warmup:
+        return settings.learning_rate * (step + 1) / warmup
+    if not horizon:
+        return settings.learning_rate
+    return settings.learning_rate * max(0.0, (horizon - step) / max(1, horizon - warmup))
 
 
 def _device(options: TorchOptions) -> torch.device:
