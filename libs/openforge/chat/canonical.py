@@ -43,7 +43,10 @@ class Chain:
         calls = [(self._ordinal(call.id), call.name, normal_arguments(call.arguments)) for call in message.tool_calls]
         answers = self._ordinal(message.tool_call_id) if message.tool_call_id else -1
         content = message.content.strip() if message.role == "assistant" else message.content
-        return _ENCODER.encode((message.role, content, calls, answers))
+        if not message.images:
+            return _ENCODER.encode((message.role, content, calls, answers))
+        images = [(image.digest, image.at) for image in message.images]
+        return _ENCODER.encode((message.role, content, calls, answers, images))
 
     def _ordinal(self, call_id: str) -> int:
         return self._ordinals.setdefault(call_id, len(self._ordinals))

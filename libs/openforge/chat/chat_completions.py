@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from openforge.chat.contract import Message, Tool, ToolCall
-from openforge.chat.dialect import Answer, BadRequest, Head, Problem, Request
+from openforge.chat.dialect import KEEP_ALIVE, Answer, BadRequest, Head, Problem, Request, ToolChoice
 from openforge.protos import FinishReason
 
 NAME = "chat"
@@ -90,7 +90,7 @@ _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 
 
-def decode(body: bytes) -> Request:
+def decode(body: bytes, route: str = "chat/completions") -> Request:
     try:
         read = _BODY.decode(body)
         fields = _FIELDS.decode(body)
@@ -101,9 +101,7 @@ def decode(body: bytes) -> Request:
         raise BadRequest("messages is empty: send at least one message")
     if read.n not in (None, 1):
         raise BadRequest(f"n = {read.n} is not supported: send n = 1, or leave it out")
-    tools, dropped = _tools(read.tools or [])
-    if dropped:
-        asked["dropped_tools"] = dropped
+    tools, notes = _tools(read.tools or [])
     return Request(
         model=read.model,
         messages=tuple(_message(index, message) for index, message in enumerate(read.messages)),
@@ -112,8 +110,9 @@ def decode(body: bytes) -> Request:
         include_usage=bool(read.stream_options and read.stream_options.include_usage),
         max_tokens=_max_tokens(read),
         stop=_stops(read.stop),
-        calls=asked.get("tool_choice") != "none",
+        tool_choice=ToolChoice("none") if asked.get("tool_choice") == "none" else ToolChoice(),
         asked=asked,
+        notes=notes,
     )
 
 
@@ -147,19 +146,19 @@ def _call(position: int, call: _Call) -> ToolCall:
     return ToolCall(id=call.id or f"call_{position}", name=call.function.name, arguments=arguments or "{}")
 
 
-def _tools(tools: Sequence[_Tool]) -> tuple[tuple[Tool, ...], list[str]]:
-    """The function tools, and the types of those that we cannot offer."""
+def _tools(tools: Sequence[_Tool]) -> tuple[tuple[Tool, ...], tuple[str, ...]]:
+    """The function tools, and a note for each of those that we cannot offer."""
     kept: list[Tool] = []
-    dropped: list[str] = []
-    for tool in tools:
+    notes: list[str] = []
+    for index, tool in enumerate(tools):
         if tool.type != "function" or tool.function is None:
-            dropped.append(tool.type)
+            notes.append(f"tools[{index}] of type {tool.type!r} is not offered: nobody here would run it")
             continue
         function = tool.function
         kept.append(
             Tool(name=function.name, description=function.description or "", parameters=function.parameters or {})
         )
-    return tuple(kept), dropped
+    return tuple(kept), tuple(notes)
 
 
 def _max_tokens(body: _Body) -> int | None:
@@ -176,7 +175,7 @@ def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
     return tuple(text for text in stops if text)
 
 
-def encode(head: Head, answer: Answer) -> bytes:
+def encode(head: Head, request: Request, answer: Answer) -> bytes:
     message: dict[str, Any] = {
         "role": "assistant",
         "content": answer.message.content or (None if answer.message.tool_calls else ""),
@@ -189,31 +188,57 @@ def encode(head: Head, answer: Answer) -> bytes:
     return _json(_opened(head, "chat.completion") | {"choices": [choice], "usage": _usage(answer)})
 
 
-def stream_start(head: Head) -> bytes:
-    return _chunk(head, {"role": "assistant", "content": ""})
+class ChatStream:
+    """A `Stream` of `chat.completion.chunk`s."""
+
+    def __init__(self, head: Head, request: Request) -> None:
+        self._head = head
+        self._include_usage = request.include_usage
+        self._reasoned = self._told = 0
+
+    def start(self) -> bytes:
+        return self._chunk({"role": "assistant", "content": ""})
+
+    def reasoning(self, text: str) -> bytes:
+        self._reasoned += len(text)
+        return self._chunk({"reasoning_content": text})
+
+    def text(self, text: str) -> bytes:
+        self._told += len(text)
+        return self._chunk({"content": text})
+
+    def end(self, answer: Answer) -> bytes:
+        events = []
+        if thought := answer.message.reasoning[self._reasoned :]:
+            events.append(self.reasoning(thought))
+        if rest := answer.message.content[self._told :]:
+            events.append(self.text(rest))
+        for index, call in enumerate(answer.message.tool_calls):
+            told = _told_call(call)
+            opened = {**told, "index": index, "function": {"name": call.name, "arguments": ""}}
+            filled = {"index": index, "function": {"arguments": call.arguments}}
+            events += [self._chunk({"tool_calls": [opened]}), self._chunk({"tool_calls": [filled]})]
+        events.append(self._chunk({}, _finish(answer)))
+        if self._include_usage:
+            events.append(
+                _event(_opened(self._head, "chat.completion.chunk") | {"choices": [], "usage": _usage(answer)})
+            )
+        events.append(b"data: [DONE]\n\n")
+        return b"".join(events)
+
+    def error(self, problem: Problem, message: str) -> bytes:
+        return b"data: " + error(problem, message) + b"\n\n"
+
+    def keep_alive(self) -> bytes:
+        return KEEP_ALIVE
+
+    def _chunk(self, delta: dict[str, Any], finish: str | None = None) -> bytes:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
+        return _event(_opened(self._head, "chat.completion.chunk") | {"choices": [choice]})
 
 
-def stream_text(head: Head, text: str) -> bytes:
-    return _chunk(head, {"content": text})
-
-
-def stream_end(head: Head, answer: Answer, told: int) -> bytes:
-    events = []
-    if rest := answer.message.content[told:]:
-        events.append(stream_text(head, rest))
-    for index, call in enumerate(answer.message.tool_calls):
-        opened = {"index": index, "id": call.id, "type": "function", "function": {"name": call.name, "arguments": ""}}
-        filled = {"index": index, "function": {"arguments": call.arguments}}
-        events += [_chunk(head, {"tool_calls": [opened]}), _chunk(head, {"tool_calls": [filled]})]
-    events.append(_chunk(head, {}, _finish(answer)))
-    if head.include_usage:
-        events.append(_event(_opened(head, "chat.completion.chunk") | {"choices": [], "usage": _usage(answer)}))
-    events.append(b"data: [DONE]\n\n")
-    return b"".join(events)
-
-
-def stream_error(problem: Problem, message: str) -> bytes:
-    return b"data: " + error(problem, message) + b"\n\n"
+def stream(head: Head, request: Request) -> ChatStream:
+    return ChatStream(head, request)
 
 
 _TYPES = {
@@ -231,6 +256,10 @@ def error(problem: Problem, message: str) -> bytes:
     return _json({"error": {"message": message, "type": kind, "param": param, "code": code}})
 
 
+def status(problem: Problem) -> int:
+    return problem.http_status
+
+
 def models(names: Sequence[str]) -> bytes:
     """The answer to `GET /models`."""
     data = [{"id": name, "object": "model", "created": 0, "owned_by": "openforge"} for name in names]
@@ -238,12 +267,7 @@ def models(names: Sequence[str]) -> bytes:
 
 
 def _opened(head: Head, kind: str) -> dict[str, Any]:
-    return {"id": head.id, "object": kind, "created": head.created, "model": head.model}
-
-
-def _chunk(head: Head, delta: dict[str, Any], finish: str | None = None) -> bytes:
-    choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
-    return _event(_opened(head, "chat.completion.chunk") | {"choices": [choice]})
+    return {"id": f"chatcmpl-{head.id}", "object": kind, "created": head.created, "model": head.model}
 
 
 def _event(value: dict[str, Any]) -> bytes:

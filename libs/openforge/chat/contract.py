@@ -18,6 +18,19 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
     arguments: str
 
 
+class Image(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A picture that stood in a message: `at` characters of its text came before it.
+
+    `digest` is `sha256:` and the hex of its bytes, or of its URL where the harness sent only that; then `size`, in
+    bytes, is 0.
+    """
+
+    digest: str
+    media_type: str = ""
+    size: int = 0
+    at: int = 0
+
+
 class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One message of any dialect after normalising: content is text, null and absent are empty."""
 
@@ -27,12 +40,35 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""
     name: str = ""
+    images: tuple[Image, ...] = ()
 
 
-class Tool(msgspec.Struct, frozen=True, kw_only=True):
+class Tool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A function that the model may call. `name` is what the model calls it.
+
+    Where a `namespace` is set, `name` begins with it and a dot, and the harness knows the rest. A custom tool takes
+    free text: the model sees a function with one string argument, `input`.
+    """
+
     name: str
     description: str = ""
     parameters: dict[str, Any] = {}
+    kind: Literal["function", "custom"] = "function"
+    namespace: str = ""
+    strict: bool = False
+
+    @property
+    def told_name(self) -> str:
+        """The name within its namespace."""
+        return self.name.removeprefix(f"{self.namespace}.") if self.namespace else self.name
+
+
+CUSTOM_PARAMETERS: dict[str, Any] = {
+    "type": "object",
+    "properties": {"input": {"type": "string"}},
+    "required": ["input"],
+}
+"""The `parameters` of every custom tool."""
 
 
 class Parsed(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,53 +6,83 @@ the codec knows only what stands here.
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
 from openforge.chat.contract import Message, Tool
 from openforge.protos import FinishReason
 
+KEEP_ALIVE = b": the model is still at it\n\n"
+"""A comment in a stream of server-sent events, which readers of such streams skip."""
+
 
 class BadRequest(ValueError):
     """The request cannot be understood or served; the message says which field and what to do."""
 
 
+class ToolChoice(msgspec.Struct, frozen=True):
+    """What the harness wants of calls: as the model likes, none, at least one, or one of those in `names`.
+
+    `names` are those of `Tool.name`.
+    """
+
+    mode: Literal["auto", "none", "required", "named"] = "auto"
+    names: tuple[str, ...] = ()
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """A model call as the harness means it.
 
-    `asked` holds every sampling field as it came; only `max_tokens` and `stop` have an effect, the run's own
-    sampling rules the rest. `calls` is false where the harness wants no tool calls in the answer.
+    `asked` holds every sampling field as it came; `max_tokens`, `stop`, `tool_choice`, `parallel_calls` and `schema`
+    (a JSON schema that the answer has to match, empty: free text) have an effect, the run's own sampling rules the
+    rest. `notes` say what was left out and why. `reasoning`: the harness takes the model's reasoning. `pictures`
+    are the bytes of the messages' images by digest.
     """
 
     model: str
     messages: tuple[Message, ...]
     tools: tuple[Tool, ...] = ()
+    tool_choice: ToolChoice = ToolChoice()
+    parallel_calls: bool = True
+    schema: bytes = b""
     stream: bool = False
     include_usage: bool = False
+    reasoning: bool = True
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
-    calls: bool = True
     asked: Mapping[str, Any] = {}
+    notes: tuple[str, ...] = ()
+    pictures: Mapping[str, bytes] = {}
+
+    @property
+    def calls(self) -> bool:
+        """Whether the answer may hold tool calls."""
+        return bool(self.tools) and self.tool_choice.mode != "none"
 
     def asked_json(self) -> bytes:
-        return msgspec.json.encode(self.asked, order="deterministic")
+        """What the record keeps of the request beside its conversation."""
+        asked = {**self.asked, "notes": self.notes} if self.notes else self.asked
+        return msgspec.json.encode(asked, order="deterministic")
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of an answer before its first token."""
+    """What is known of an answer before its first token. `id` is bare: a dialect puts its own prefix in front."""
 
     id: str
     created: int
     model: str
-    include_usage: bool = False
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """`stop` is the stop string that ended it; `reasoning_tokens` of the `completion_tokens` are reasoning."""
+
     message: Message
     finish: FinishReason
     prompt_tokens: int
     completion_tokens: int
+    reasoning_tokens: int = 0
+    stop: str = ""
 
 
 class Problem(StrEnum):
@@ -89,27 +119,48 @@ _HTTP_STATUS = {
 }
 
 
+class Stream(Protocol):
+    """One answer as events. It knows what it has told: sequence numbers, open blocks, how much of the content.
+
+    `start` comes first and once, then reasoning and text as they are sampled, then `end` or `error`, once.
+    """
+
+    def start(self) -> bytes: ...
+
+    def reasoning(self, text: str) -> bytes:
+        """More of the reasoning; nothing where the harness does not take it."""
+        ...
+
+    def text(self, text: str) -> bytes:
+        """More of the content."""
+        ...
+
+    def end(self, answer: Answer) -> bytes:
+        """What of the whole answer was not told yet, its calls, and the terminal event."""
+        ...
+
+    def error(self, problem: Problem, message: str) -> bytes:
+        """An end that no harness takes for an answer."""
+        ...
+
+    def keep_alive(self) -> bytes:
+        """Bytes that mean nothing to the harness; empty where it bears none."""
+        ...
+
+
 class Dialect(Protocol):
     """The functions of a dialect's module."""
 
     NAME: str
 
-    def decode(self, body: bytes) -> Request:
-        """Raises `BadRequest`, and nothing else, on any bytes."""
+    def decode(self, body: bytes, route: str) -> Request:
+        """`route` is what was posted to, behind `/v1`. Raises `BadRequest`, and nothing else, on any bytes."""
         ...
 
-    def encode(self, head: Head, answer: Answer) -> bytes: ...
+    def encode(self, head: Head, request: Request, answer: Answer) -> bytes: ...
 
-    def stream_start(self, head: Head) -> bytes: ...
-
-    def stream_text(self, head: Head, text: str) -> bytes: ...
-
-    def stream_end(self, head: Head, answer: Answer, told: int) -> bytes:
-        """The rest of the answer after `told` characters of content, and the terminal event."""
-        ...
-
-    def stream_error(self, problem: Problem, message: str) -> bytes:
-        """An end that no harness takes for an answer."""
-        ...
+    def stream(self, head: Head, request: Request) -> Stream: ...
 
     def error(self, problem: Problem, message: str) -> bytes: ...
+
+    def status(self, problem: Problem) -> int: ...

@@ -13,8 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from openforge.chat import chat_completions
-from openforge.chat.dialect import Answer, BadRequest, Dialect, Head, Problem
+from openforge.chat.dialect import Answer, BadRequest, Dialect, Head, Problem, Stream
 from openforge.chat.dialect import Request as Asked
 from openforge.protos import AttemptKey
 from openforge.proxy.calls import Call, Refusal
@@ -23,10 +22,11 @@ from openforge.proxy.core import Turn
 from openforge.proxy.desk import Desk, Desks
 from openforge.proxy.hints import harness_of, says_retry
 from openforge.proxy.keys import Keys
+from openforge.proxy.routes import Count, Models, route_of, service_at, speaker_at
 from openforge.service import log
 
 _NAME = re.compile(r"([A-Za-z0-9_-]{1,128})\.(\d{1,9})")
-_DIALECTS: dict[str, Dialect] = {"chat/completions": chat_completions}
+_PROBES = ("", "api/hello")
 _METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 
 
@@ -55,17 +55,18 @@ def _secret(request: Request) -> str:
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and token.strip():
         return token.strip()
-    return request.headers.get("x-api-key") or request.headers.get("x-goog-api-key") or ""
+    named = (request.headers.get("x-api-key"), request.headers.get("x-goog-api-key"), request.query_params.get("key"))
+    return next((secret for secret in named if secret), "")
 
 
 def make_app(context: Context, keys: Keys, desks: Desks) -> ASGIApp:
     door = Door(context, keys, desks)
 
     async def attempt(request: Request) -> ASGIApp:
-        name, route = request.path_params["name"], _route(request.path_params["rest"])
-        dialect = _DIALECTS.get(route, chat_completions)
+        name, route = request.path_params["name"], route_of(request.path_params["rest"])
+        dialect = speaker_at(route)
         try:
-            return await _answer(context, door, dialect, name, route, request)
+            return await _answer(context, door, name, route, request)
         except Refusal as refusal:
             return _refused(dialect, refusal.problem, str(refusal))
         except BadRequest as error:
@@ -80,7 +81,8 @@ def make_app(context: Context, keys: Keys, desks: Desks) -> ASGIApp:
         return Response(status_code=200)
 
     async def elsewhere(request: Request) -> ASGIApp:
-        return _refused(chat_completions, Problem.NOT_FOUND, f"there is nothing at {request.url.path}")
+        dialect = speaker_at(route_of(request.path_params["rest"]))
+        return _refused(dialect, Problem.NOT_FOUND, f"there is nothing at {request.url.path}")
 
     return Router(
         [
@@ -92,26 +94,26 @@ def make_app(context: Context, keys: Keys, desks: Desks) -> ASGIApp:
     )
 
 
-def _route(rest: str) -> str:
-    """What is asked for, however often a harness put `/v1` in front of it."""
-    return re.sub(r"^(/*v1(?=/|$))+", "", rest).strip("/")
-
-
-async def _answer(context: Context, door: Door, dialect: Dialect, name: str, route: str, request: Request) -> ASGIApp:
+async def _answer(context: Context, door: Door, name: str, route: str, request: Request) -> ASGIApp:
     if not _NAME.fullmatch(name):
         raise Refusal(Problem.NOT_FOUND, f"{name!r} is no attempt: the URL is /ep/<episode>.<attempt>/v1")
-    match request.method, route:
-        case "GET" | "HEAD", "" | "api/hello":
-            return Response(status_code=200)
-        case "GET" | "HEAD", "models":
-            await door.open(name, request)
-            return _json(chat_completions.models([context.config.run.name]))
-        case "POST", _ if route in _DIALECTS:
-            key, desk = await door.open(name, request)
-            asked = dialect.decode(await _body(request, context.settings.proxy_body_mb << 20))
-            found = desk.take(key, asked, dialect.NAME, harness_of(request.headers), says_retry(request.headers))
-            return _Delivery(dialect, asked, found)
-    raise Refusal(Problem.NOT_FOUND, f"{request.method} {request.url.path} is not served here")
+    if request.method == "HEAD" or (request.method == "GET" and route in _PROBES):
+        return Response(status_code=200)
+    if request.headers.get("upgrade", "").lower() == "websocket":
+        return Response("this server speaks HTTP only: send the call as a POST", 426, {"upgrade": "HTTP/1.1"})
+    service = service_at(request.method, route)
+    if service is None:
+        raise Refusal(Problem.NOT_FOUND, f"{request.method} {request.url.path} is not served here")
+    key, desk = await door.open(name, request)
+    if isinstance(service, Models):
+        return _json(service.listed([context.config.run.name]))
+    dialect = service.dialect
+    asked = dialect.decode(await _body(request, context.settings.proxy_body_mb << 20), route)
+    harness = harness_of(request.headers)
+    if isinstance(service, Count):
+        return _json(service.counted(desk.count(asked, harness)))
+    found = desk.take(key, asked, dialect.NAME, harness, says_retry(request.headers))
+    return _Delivery(dialect, asked, found, context.settings.proxy_keep_alive_s)
 
 
 async def _body(request: Request, most: int) -> bytes:
@@ -135,26 +137,26 @@ def _json(body: bytes, status: int = 200) -> Response:
 
 
 def _refused(dialect: Dialect, problem: Problem, message: str) -> Response:
-    return _json(dialect.error(problem, message), problem.http_status)
+    return _json(dialect.error(problem, message), dialect.status(problem))
 
 
 class _Delivery:
     """Brings an answer to one harness, as a stream or whole."""
 
-    def __init__(self, dialect: Dialect, asked: Asked, found: Call | Turn) -> None:
+    def __init__(self, dialect: Dialect, asked: Asked, found: Call | Turn, keep_alive_s: float) -> None:
         self._dialect = dialect
         self._asked = asked
         self._found = found
+        self._keep_alive_s = keep_alive_s
         self._head = Head(
-            id=f"chatcmpl-{found.id if isinstance(found, Call) else found.request}",
-            created=int(time.time()),
-            model=asked.model,
-            include_usage=asked.include_usage,
+            id=found.id if isinstance(found, Call) else found.request, created=int(time.time()), model=asked.model
         )
+        self._stream = dialect.stream(self._head, asked) if asked.stream else None
+        self._open = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if isinstance(self._found, Turn):
-            await self._end(self._found, 0, send)
+            await self._end(self._found, send)
             self._found.received = True
             return
         with self._found.listening(stream=self._asked.stream):
@@ -171,24 +173,33 @@ class _Delivery:
 
     async def _deliver(self, call: Call, gone: "asyncio.Task[None]", send: Send) -> None:
         """The answer has arrived, as far as a server can know, if its end was written and the client is still there."""
-        position = 0
         try:
-            while self._asked.stream and (text := await call.more(position)):
-                call.shown = True
-                piece = self._dialect.stream_text(self._head, text)
-                if position == 0:
-                    await self._open_stream(send)
-                    piece = self._dialect.stream_start(self._head) + piece
-                position += len(text)
-                await _write(send, piece)
+            if self._stream is not None:
+                await self._show(call, self._stream, send)
             turn = await asyncio.shield(call.outcome)
         except Refusal as refusal:
-            await self._problem(refusal, position > 0, send)
+            await self._problem(refusal, send)
             return
-        await self._end(turn, position, send)
+        await self._end(turn, send)
         turn.received = turn.received or not gone.done()
 
-    async def _end(self, turn: Turn, position: int, send: Send) -> None:
+    async def _show(self, call: Call, stream: Stream, send: Send) -> None:
+        """What is sampled, as it comes, and signs of life while nothing does."""
+        position = 0
+        while not call.outcome.done():
+            try:
+                async with asyncio.timeout(self._keep_alive_s):
+                    text = await call.more(position)
+            except TimeoutError:
+                if sign := stream.keep_alive():
+                    await self._say(send, stream, sign)
+                continue
+            if text:
+                call.shown = True
+                position += len(text)
+                await self._say(send, stream, stream.text(text))
+
+    async def _end(self, turn: Turn, send: Send) -> None:
         """The terminal event or the body."""
         answer = Answer(
             message=turn.reply,
@@ -196,25 +207,25 @@ class _Delivery:
             prompt_tokens=turn.prompt_tokens,
             completion_tokens=turn.sampled_tokens,
         )
-        if not self._asked.stream:
-            await _send_json(send, 200, self._dialect.encode(self._head, answer))
-            return
-        ending = self._dialect.stream_end(self._head, answer, position)
-        if position == 0:
-            await self._open_stream(send)
-            ending = self._dialect.stream_start(self._head) + ending
-        await _write(send, ending, more=False)
+        if self._stream is None:
+            await _send_json(send, 200, self._dialect.encode(self._head, self._asked, answer))
+        else:
+            await self._say(send, self._stream, self._stream.end(answer), more=False)
 
-    async def _problem(self, refusal: Refusal, opened: bool, send: Send) -> None:
-        if opened:
-            await _write(send, self._dialect.stream_error(refusal.problem, str(refusal)), more=False)
+    async def _problem(self, refusal: Refusal, send: Send) -> None:
+        if self._stream is not None and self._open:
+            await _write(send, self._stream.error(refusal.problem, str(refusal)), more=False)
         else:
             body = self._dialect.error(refusal.problem, str(refusal))
-            await _send_json(send, refusal.problem.http_status, body)
+            await _send_json(send, self._dialect.status(refusal.problem), body)
 
-    async def _open_stream(self, send: Send) -> None:
-        headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
+    async def _say(self, send: Send, stream: Stream, piece: bytes, *, more: bool = True) -> None:
+        if not self._open:
+            self._open = True
+            headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            piece = stream.start() + piece
+        await _write(send, piece, more=more)
 
 
 async def _gone(receive: Receive) -> None:

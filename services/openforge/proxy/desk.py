@@ -96,11 +96,17 @@ class Desk:
             name=self._name,
             placement=placement,
             sampling=self._sampling(key, request, placement.prompt_tokens),
-            calls=bool(request.tools) and request.calls,
+            calls=request.calls,
             dialect=dialect,
             asked=asked,
         )
         return self._begin(order)
+
+    def count(self, request: Request, harness: HarnessIdentity) -> int:
+        """How many tokens the prompt of such a call would have now. Raises `Refusal`."""
+        if self.closed:
+            self.refuse()
+        return self._tree.place(self._tree.question(request.messages, request.tools, "", harness)).prompt_tokens
 
     def refuse(self) -> NoReturn:
         """The attempt is over. Raises `Refusal`."""

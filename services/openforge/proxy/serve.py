@@ -137,6 +137,7 @@ def _http(app: ASGIApp, settings: Settings) -> uvicorn.Config:
         app,
         log_config=None,
         access_log=False,
+        ws="none",
         lifespan="off",
         proxy_headers=False,
         timeout_keep_alive=_KEEP_ALIVE_S,

@@ -9,6 +9,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     `engine_patience_s`: how long a call waits for an engine that does not answer before the harness sees an error.
     `engine_silence_s`: how long an engine may be silent within one answer.
     `proxy_grace_s`: how long a call goes on when its harness has gone, so that a repeat finds it.
+    `proxy_keep_alive_s`: after how long a silence a stream gets a comment, so that nobody takes it for dead.
     `proxy_drain_s`: how long open calls may go on after SIGTERM. `proxy_body_mb`: the largest request.
     """
 
@@ -19,5 +20,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     engine_patience_s: float = 120.0
     engine_silence_s: float = 180.0
     proxy_grace_s: float = 15.0
+    proxy_keep_alive_s: float = 15.0
     proxy_drain_s: float = 10.0
     proxy_body_mb: int = 32

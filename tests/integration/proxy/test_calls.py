@@ -216,6 +216,17 @@ async def test_models_are_listed_and_stubs_answer(proxy: ProxyAtWork) -> None:
         assert (await plain.get("/ep/e-0.0/")).status_code == 200
         assert (await plain.get("/nowhere")).status_code == 404
         assert (await plain.get("/ep/e-0.0/v1/nowhere")).status_code == 404
+        for probe in ("", "/api/hello", "/v1/models", "/v1/chat/completions"):
+            assert (await plain.head(f"/ep/e-0.0{probe}")).status_code == 200
+        upgrade = {"connection": "Upgrade", "upgrade": "websocket", "sec-websocket-version": "13"}
+        assert (await plain.get("/ep/e-0.0/v1/responses", headers=upgrade)).status_code == 426
+
+
+async def test_a_key_in_the_query_opens_its_attempt_and_no_other(proxy: ProxyAtWork) -> None:
+    key = await proxy.key()
+    async with httpx.AsyncClient() as plain:
+        assert (await plain.get(f"{proxy.base_url()}/models", params={"key": key})).status_code == 200
+        assert (await plain.get(f"{proxy.base_url('e-1')}/models", params={"key": key})).status_code == 401
 
 
 async def test_a_doubled_v1_is_tolerated(proxy: ProxyAtWork) -> None:
@@ -271,3 +282,24 @@ async def test_attempts_at_once_do_not_mix(proxy: ProxyAtWork, stub_engine: Stub
 async def say_plain(client: openai.AsyncOpenAI, messages: list[dict[str, object]]) -> dict[str, object]:
     told = await client.chat.completions.create(model="m", messages=messages)  # type: ignore[arg-type]
     return {"role": "assistant", "content": told.choices[0].message.content}
+
+
+async def test_a_slow_stream_shows_signs_of_life_until_its_first_token(
+    idle_proxy: ProxyAtWork, stub_engine: StubEngine
+) -> None:
+    idle_proxy.set(proxy_keep_alive_s=0.05)
+    await idle_proxy.start()
+    gate = Gate()
+    stub_engine.pace = gate
+    key = await idle_proxy.key()
+    body = {"model": "m", "messages": [USER], "stream": True}
+    async with (
+        httpx.AsyncClient(headers={"authorization": f"Bearer {key}"}) as http,
+        http.stream("POST", f"{idle_proxy.base_url()}/chat/completions", json=body) as answer,
+    ):
+        lines = answer.aiter_lines()
+        while not (await anext(lines)).startswith(":"):
+            pass
+        gate.open()
+        told = [json.loads(line[6:]) async for line in lines if line.startswith("data: {")]
+    assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in told) == "ok"

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 from openforge.chat import chat_completions
 from openforge.chat.contract import Message, ToolCall
-from openforge.chat.dialect import Answer, BadRequest, Head, Problem
+from openforge.chat.dialect import Answer, BadRequest, Head, Problem, Request
 from openforge.protos import FinishReason
 
-HEAD = Head(id="chatcmpl-1", created=7, model="m", include_usage=True)
+HEAD = Head(id="1", created=7, model="m")
+REQUEST = Request(model="m", messages=(Message(role="user", content="hi"),), include_usage=True)
 CALLS = (ToolCall(id="call_a", name="bash", arguments='{"command": "ls"}'),)
 
 
@@ -48,7 +49,9 @@ def test_roles_parts_nulls_and_object_arguments_become_canonical() -> None:
     assert [tool.name for tool in request.tools] == ["f"]
     assert (request.max_tokens, request.stop) == (5, ("END",))
     assert request.asked["temperature"] == 0.2
-    assert request.asked["dropped_tools"] == ["web_search"]
+    [note] = request.notes
+    assert note.startswith("tools[1] of type 'web_search' is not offered")
+    assert json.loads(request.asked_json())["notes"] == [note]
 
 
 @pytest.mark.parametrize(
@@ -89,13 +92,9 @@ def events(stream: bytes) -> list[dict[str, object]]:
 
 def test_a_streamed_answer_holds_what_the_whole_one_holds() -> None:
     told = answer("Looking.", CALLS)
-    whole = json.loads(chat_completions.encode(HEAD, told))
-    stream = (
-        chat_completions.stream_start(HEAD)
-        + chat_completions.stream_text(HEAD, "Look")
-        + chat_completions.stream_end(HEAD, told, len("Look"))
-    )
-    chunks = events(stream)
+    whole = json.loads(chat_completions.encode(HEAD, REQUEST, told))
+    stream = chat_completions.stream(HEAD, REQUEST)
+    chunks = events(stream.start() + stream.text("Look") + stream.end(told))
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks if chunk["choices"]]  # type: ignore[index]
     assert "".join(delta.get("content", "") for delta in deltas) == whole["choices"][0]["message"]["content"]
     functions = [delta["tool_calls"][0]["function"] for delta in deltas if "tool_calls" in delta]
@@ -106,7 +105,7 @@ def test_a_streamed_answer_holds_what_the_whole_one_holds() -> None:
 
 def test_content_is_null_only_beside_calls_and_length_is_told() -> None:
     def choice(told: Answer) -> dict[str, object]:
-        return dict(json.loads(chat_completions.encode(HEAD, told))["choices"][0])
+        return dict(json.loads(chat_completions.encode(HEAD, REQUEST, told))["choices"][0])
 
     assert choice(answer("", CALLS))["message"]["content"] is None  # type: ignore[index]
     assert choice(answer(""))["message"]["content"] == ""  # type: ignore[index]

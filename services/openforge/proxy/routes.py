@@ -1,0 +1,66 @@
+"""Which dialect is spoken where. The one place that knows.
+
+Promises: every route has a dialect, so that whatever a harness asks for, it is answered in the shape it expects.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from openforge.chat import chat_completions
+from openforge.chat.dialect import Dialect
+
+_VERSION = re.compile(r"^(/*v1(?=/|$))+")
+
+
+@dataclass(slots=True, frozen=True)
+class Generate:
+    """A model call."""
+
+    dialect: Dialect
+
+
+@dataclass(slots=True, frozen=True)
+class Count:
+    """How long the prompt of such a call would be. `counted` tells a number of tokens."""
+
+    dialect: Dialect
+    counted: Callable[[int], bytes]
+
+
+@dataclass(slots=True, frozen=True)
+class Models:
+    """What there is to call. `listed` tells names."""
+
+    dialect: Dialect
+    listed: Callable[[Sequence[str]], bytes]
+
+
+Service = Generate | Count | Models
+
+_SERVICES: tuple[tuple[str, re.Pattern[str], Service], ...] = (
+    ("POST", re.compile(r"chat/completions"), Generate(chat_completions)),
+    ("GET", re.compile(r"models"), Models(chat_completions, chat_completions.models)),
+)
+_SPEAKERS: tuple[tuple[re.Pattern[str], Dialect], ...] = ()
+"""Who answers where nothing is served, by the beginning of the route; Chat Completions elsewhere."""
+
+
+def route_of(path: str) -> str:
+    """What is asked for, however often a harness put `/v1` in front of it."""
+    return _VERSION.sub("", path).strip("/")
+
+
+def service_at(method: str, route: str) -> Service | None:
+    for verb, pattern, service in _SERVICES:
+        if verb == method and pattern.fullmatch(route):
+            return service
+    return None
+
+
+def speaker_at(route: str) -> Dialect:
+    """The dialect in which to refuse what is asked for at `route`."""
+    for _, pattern, service in _SERVICES:
+        if pattern.fullmatch(route):
+            return service.dialect
+    return next((dialect for pattern, dialect in _SPEAKERS if pattern.match(route)), chat_completions)
