@@ -1,5 +1,7 @@
 """ChatML with Hermes tool calls: `<tools>` in the system turn, `<tool_call>` in answers, role `tool` for results.
 
+An answer may begin with its reasoning in `<think>`; the prompt keeps the reasoning that the harness sends back.
+
 Promises: `render` gives the ids that the chat template `chatml_hermes.jinja` of our models gives, turn by turn
 and cached; a conversation's ids after `bridge` begin with the very ids that were recorded; a system text that
 nobody wrote stands only where tools need a system turn.
@@ -19,6 +21,7 @@ from openforge.chat.contract import Message, Parsed, Tool, ToolCall
 
 OPEN, CLOSE = "<|im_start|>", "<|im_end|>"
 CALL, CALLED = "<tool_call>", "</tool_call>"
+THINK, THOUGHT = "<think>", "</think>"
 
 _DEFAULT_SYSTEM = "You are a helpful assistant."
 _TOOLS_HEAD = "\n\n# Tools\n\nThese functions can be called, one JSON description a line:\n<tools>\n"
@@ -36,6 +39,7 @@ class ChatMLHermes:
     """A `Renderer`. One instance serves any number of conversations."""
 
     holds: tuple[str, ...] = (CALL,)
+    thinking: tuple[str, str] | None = (THINK, THOUGHT)
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -67,8 +71,11 @@ class ChatMLHermes:
         return ids
 
     def parse(self, ids: Sequence[int], tools: Sequence[Tool]) -> Parsed:
-        text = self.text(ids)
-        return parse_hermes(text, {tool.name for tool in tools}) if tools else Parsed(content=text)
+        reasoning, text = split_reasoning(self.text(ids))
+        if not tools:
+            return Parsed(content=text, reasoning=reasoning)
+        parsed = parse_hermes(text, {tool.name for tool in tools})
+        return msgspec.structs.replace(parsed, reasoning=reasoning) if reasoning else parsed
 
     def text(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
@@ -110,7 +117,8 @@ def _turn(message: Message) -> str:
         f'{CALL}\n{{"name": {_json(call.name)}, "arguments": {call.arguments}}}\n{CALLED}'
         for call in message.tool_calls
     ]
-    return f"{OPEN}{message.role}\n{chr(10).join(pieces)}{CLOSE}\n"
+    thoughts = f"{THINK}\n{message.reasoning}\n{THOUGHT}\n\n" if message.reasoning else ""
+    return f"{OPEN}{message.role}\n{thoughts}{chr(10).join(pieces)}{CLOSE}\n"
 
 
 def tool_as_json(tool: Tool) -> dict[str, object]:
@@ -124,6 +132,15 @@ def tool_as_json(tool: Tool) -> dict[str, object]:
 
 def _json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
+
+
+def split_reasoning(text: str) -> tuple[str, str]:
+    """The reasoning that an answer begins with, and the rest. Reasoning that never ends is all there is."""
+    opened = text.lstrip()
+    if not opened.startswith(THINK):
+        return "", text
+    reasoning, _, rest = opened.removeprefix(THINK).partition(THOUGHT)
+    return reasoning.strip("\n"), rest.lstrip("\n")
 
 
 class _Call(msgspec.Struct):

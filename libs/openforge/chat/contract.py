@@ -84,11 +84,13 @@ class Renderer(Protocol):
     """Messages to ids and ids to messages, for one family of templates and one tokenizer.
 
     `holds`: from the first of these texts on, an answer to a request with tools is more than content and
-    can only be read when it is complete.
+    can only be read when it is complete. `thinking`: what stands before and after the reasoning where an answer
+    begins with it; None for a model that does not reason.
     """
 
     stop_token_ids: tuple[int, ...]
     holds: tuple[str, ...]
+    thinking: tuple[str, str] | None
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
         """The ids of a prompt, generation prompt included."""

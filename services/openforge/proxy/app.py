@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from openforge.chat.dialect import Answer, BadRequest, Dialect, Head, Problem, Stream
+from openforge.chat.dialect import BadRequest, Dialect, Head, Problem, Stream
 from openforge.chat.dialect import Request as Asked
 from openforge.protos import AttemptKey
 from openforge.proxy.calls import Call, Refusal
@@ -113,7 +113,7 @@ async def _answer(context: Context, door: Door, name: str, route: str, request: 
     if isinstance(service, Count):
         return _json(service.counted(desk.count(asked, harness)))
     found = desk.take(key, asked, dialect.NAME, harness, says_retry(request.headers))
-    return _Delivery(dialect, asked, found, context.settings.proxy_keep_alive_s)
+    return _Delivery(dialect, asked, desk, found, context.settings.proxy_keep_alive_s)
 
 
 async def _body(request: Request, most: int) -> bytes:
@@ -143,8 +143,9 @@ def _refused(dialect: Dialect, problem: Problem, message: str) -> Response:
 class _Delivery:
     """Brings an answer to one harness, as a stream or whole."""
 
-    def __init__(self, dialect: Dialect, asked: Asked, found: Call | Turn, keep_alive_s: float) -> None:
+    def __init__(self, dialect: Dialect, asked: Asked, desk: Desk, found: Call | Turn, keep_alive_s: float) -> None:
         self._dialect = dialect
+        self._desk = desk
         self._asked = asked
         self._found = found
         self._keep_alive_s = keep_alive_s
@@ -185,28 +186,26 @@ class _Delivery:
 
     async def _show(self, call: Call, stream: Stream, send: Send) -> None:
         """What is sampled, as it comes, and signs of life while nothing does."""
-        position = 0
+        thought = told = 0
+        clock = asyncio.get_running_loop().time
+        silent_since = clock()
         while not call.outcome.done():
             try:
-                async with asyncio.timeout(self._keep_alive_s):
-                    text = await call.more(position)
+                async with asyncio.timeout_at(silent_since + self._keep_alive_s):
+                    reasoning, text = await call.more(thought, told)
             except TimeoutError:
-                if sign := stream.keep_alive():
-                    await self._say(send, stream, sign)
-                continue
-            if text:
-                call.shown = True
-                position += len(text)
-                await self._say(send, stream, stream.text(text))
+                piece, silent_since = stream.keep_alive(), clock()
+            else:
+                thought, told = thought + len(reasoning), told + len(text)
+                piece = (stream.reasoning(reasoning) if reasoning else b"") + (stream.text(text) if text else b"")
+                call.shown = call.shown or bool(piece)
+            if piece:
+                await self._say(send, stream, piece)
+                silent_since = clock()
 
     async def _end(self, turn: Turn, send: Send) -> None:
         """The terminal event or the body."""
-        answer = Answer(
-            message=turn.reply,
-            finish=turn.finish,
-            prompt_tokens=turn.prompt_tokens,
-            completion_tokens=turn.sampled_tokens,
-        )
+        answer = self._desk.answer(turn, self._asked)
         if self._stream is None:
             await _send_json(send, 200, self._dialect.encode(self._head, self._asked, answer))
         else:

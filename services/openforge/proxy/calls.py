@@ -13,7 +13,7 @@ from contextlib import aclosing, contextmanager
 import msgspec
 
 from openforge.bus import BusError, Zombie
-from openforge.chat.decoding import IncrementalText, SafeContent
+from openforge.chat.decoding import IncrementalText, SafeAnswer
 from openforge.chat.dialect import Problem
 from openforge.protos import EngineIdentity, FinishReason, Sampling, Timing, TurnStatus, VersionSpan
 from openforge.proxy.context import Context
@@ -49,14 +49,14 @@ Record = Callable[["Call", TurnStatus], Awaitable[Turn]]
 
 
 class Call:
-    """`text` is the content that may be shown already; `outcome` comes when the turn is told."""
+    """`reasoning` and `text` are what may be shown already; `outcome` comes when the turn is told."""
 
     def __init__(self, context: Context, order: Order, record: Record, leave: Callable[["Call"], None]) -> None:
         self.order = order
         self.entry = OpenCall(order.placement.question.digest)
         self.id = secrets.token_hex(8)
         self.sampled = Sampled()
-        self.text = ""
+        self.reasoning = self.text = ""
         self.shown = False
         self.outcome: asyncio.Future[Turn] = asyncio.get_running_loop().create_future()
         self.outcome.add_done_callback(lambda outcome: outcome.cancelled() or outcome.exception())
@@ -96,12 +96,12 @@ class Call:
                 loop = asyncio.get_running_loop()
                 self._grace = loop.call_later(self._context.settings.proxy_grace_s, self.stop, TurnStatus.ABANDONED)
 
-    async def more(self, position: int) -> str:
-        """Text after `position`; empty when the outcome is there."""
-        while len(self.text) <= position and not self.outcome.done():
+    async def more(self, thought: int, told: int) -> tuple[str, str]:
+        """Reasoning after `thought` and text after `told` characters; both empty when the outcome is there."""
+        while len(self.reasoning) <= thought and len(self.text) <= told and not self.outcome.done():
             self._stir.clear()
             await self._stir.wait()
-        return "" if self.outcome.done() else self.text[position:]
+        return ("", "") if self.outcome.done() else (self.reasoning[thought:], self.text[told:])
 
     def stop(self, status: TurnStatus) -> None:
         """Call the sample off. What was sampled is told with this status."""
@@ -236,7 +236,7 @@ class Call:
 
     def _begin_again(self) -> None:
         self.sampled = Sampled()
-        self.text = ""
+        self.reasoning = self.text = ""
         self._feed = self._new_feed() if self._feed is not None else None
 
     def _failed(self, why: str) -> Refusal:
@@ -246,8 +246,9 @@ class Call:
     # -- text
 
     def _new_feed(self) -> "_Feed":
-        holds = self._context.renderer.holds if self.order.calls else ()
-        return _Feed(IncrementalText(self._context.renderer.text), SafeContent(self.order.sampling.stop, holds))
+        renderer = self._context.renderer
+        holds = renderer.holds if self.order.calls else ()
+        return _Feed(IncrementalText(renderer.text), SafeAnswer(renderer.thinking, self.order.sampling.stop, holds))
 
     def _show_more(self) -> None:
         if self._feed is None:
@@ -255,7 +256,9 @@ class Call:
         stops = self._context.renderer.stop_token_ids
         fresh = [token for token in self.sampled.ids[self._feed.fed :] if token not in stops]
         self._feed.fed = len(self.sampled.ids)
-        if text := self._feed.safe.push(self._feed.incremental.push(fresh)):
+        reasoning, text = self._feed.safe.push(self._feed.incremental.push(fresh))
+        if reasoning or text:
+            self.reasoning += reasoning
             self.text += text
             self._stir.set()
 
@@ -279,7 +282,7 @@ class Call:
 class _Feed:
     """Ids to text that may be shown; `fed` ids have gone in."""
 
-    def __init__(self, incremental: IncrementalText, safe: SafeContent) -> None:
+    def __init__(self, incremental: IncrementalText, safe: SafeAnswer) -> None:
         self.incremental = incremental
         self.safe = safe
         self.fed = 0

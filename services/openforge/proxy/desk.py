@@ -12,11 +12,13 @@ from typing import NoReturn
 
 from openforge.bus import AlreadyTold, Zombie
 from openforge.chat.canonical import retry_digest
-from openforge.chat.dialect import Problem, Request
+from openforge.chat.decoding import first_stop, reasoning_length
+from openforge.chat.dialect import Answer, Problem, Request
 from openforge.protos import (
     AttemptKey,
     EpisodeEnded,
     EpisodeSealed,
+    FinishReason,
     HarnessIdentity,
     Sampling,
     TurnRecorded,
@@ -24,7 +26,7 @@ from openforge.protos import (
 )
 from openforge.proxy.calls import Call, Order, Refusal
 from openforge.proxy.context import Context
-from openforge.proxy.core import Asked, Attempt, Join, PromptTooLong, Replay, Turn, reply_of, room, turn_fact
+from openforge.proxy.core import Asked, Attempt, Join, PromptTooLong, Replay, Turn, reply_of, room, turn_fact, view
 from openforge.service import log
 from openforge.tokens import RecordBroken
 
@@ -107,6 +109,25 @@ class Desk:
         if self.closed:
             self.refuse()
         return self._tree.place(self._tree.question(request.messages, request.tools, "", harness)).prompt_tokens
+
+    def answer(self, turn: Turn, request: Request) -> Answer:
+        """What turn `turn` says to `request`."""
+        renderer = self._context.renderer
+        reasoning_tokens, stop = 0, ""
+        if turn.reply.reasoning or request.stop:
+            sampled = view(self._tree.ids(turn))[turn.prompt_tokens :]
+            if renderer.thinking and turn.reply.reasoning:
+                reasoning_tokens = reasoning_length(renderer.text, sampled, renderer.thinking[1])
+            if turn.finish is FinishReason.STOP and len(sampled) and sampled[-1] not in renderer.stop_token_ids:
+                stop = first_stop(renderer.text(sampled), request.stop)
+        return Answer(
+            message=turn.reply,
+            finish=turn.finish,
+            prompt_tokens=turn.prompt_tokens,
+            completion_tokens=turn.sampled_tokens,
+            reasoning_tokens=reasoning_tokens,
+            stop=stop,
+        )
 
     def refuse(self) -> NoReturn:
         """The attempt is over. Raises `Refusal`."""

@@ -303,3 +303,22 @@ async def test_a_slow_stream_shows_signs_of_life_until_its_first_token(
         gate.open()
         told = [json.loads(line[6:]) async for line in lines if line.startswith("data: {")]
     assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in told) == "ok"
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+async def test_reasoning_is_told_apart_and_continues_the_branch_where_it_comes_back(
+    proxy: ProxyAtWork, stub_engine: StubEngine, keeps: bool
+) -> None:
+    stub_engine.says("<think>\nHm.\n</think>\n\nYes.")
+    client = await proxy.client()
+    stream = await client.chat.completions.create(model="m", messages=[USER], stream=True)
+    deltas = [chunk.choices[0].delta async for chunk in stream]
+    reasoning = "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas)
+    content = "".join(delta.content or "" for delta in deltas)
+    assert (reasoning, content) == ("Hm.", "Yes.")
+    echo = {"role": "assistant", "content": content} | ({"reasoning_content": " Hm."} if keeps else {})
+    whole = await client.chat.completions.create(model="m", messages=[USER, echo, USER])  # type: ignore[list-item]
+    assert whole.choices[0].message.reasoning_content == "Hm."  # type: ignore[attr-defined]
+    first, second = await proxy.turns()
+    assert second.cause is (BranchCause.CONTINUED if keeps else BranchCause.REASONING_DROPPED)
+    assert json.loads(first.reply)["reasoning"] == "Hm."

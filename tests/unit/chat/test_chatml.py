@@ -71,6 +71,29 @@ def test_a_bridged_conversation_is_the_rendered_one_if_the_answer_was_tokenised_
     assert recorded + continued == bridged.render([*messages, Message(role="assistant", content=answer), *new], ())
 
 
+THOUGHTS = TEXT.map(lambda text: text.strip("\n")).filter(bool)
+
+
+@given(THOUGHTS, TEXT.map(lambda text: text.lstrip("\n")), st.booleans())
+@settings(max_examples=50, deadline=None)
+def test_an_answer_with_reasoning_is_read_as_it_is_rendered(reasoning: str, content: str, tools: bool) -> None:
+    answer = Message(role="assistant", content=content, reasoning=reasoning)
+    start = len(renderer().render([], ()))
+    ids = renderer().render([answer], ())[start:]
+    parsed = renderer().parse(ids[: ids.index(renderer().stop_token_ids[0])], [SHELL] if tools else ())
+    assert (parsed.reasoning, parsed.content) == (reasoning, content)
+
+
+def test_reasoning_that_never_ends_is_all_there_is() -> None:
+    parsed = renderer().parse(encoded(f"<think>\nHm {CALL}"), [SHELL])
+    assert (parsed.reasoning, parsed.content, parsed.tool_calls) == (f"Hm {CALL}", "", ())
+
+
+def test_a_call_after_reasoning_is_a_call() -> None:
+    parsed = renderer().parse(encoded(f'<think>x</think>{CALL}{{"name": "bash", "arguments": {{}}}}{CALLED}'), [SHELL])
+    assert (parsed.reasoning, parsed.content, [call.name for call in parsed.tool_calls]) == ("x", "", ["bash"])
+
+
 def test_a_truncated_answer_is_closed_by_the_bridge() -> None:
     continued = renderer().bridge(encoded("<|im_start|>assistant\nhal"), [Message(role="user", content="go on")], ())
     assert continued is not None

@@ -4,9 +4,9 @@ from byte_tokenizer import byte_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openforge.chat.chatml import CALL, ChatMLHermes
+from openforge.chat.chatml import CALL, THINK, THOUGHT, ChatMLHermes
 from openforge.chat.contract import Tool
-from openforge.chat.decoding import IncrementalText, SafeContent, cut_at_stop
+from openforge.chat.decoding import IncrementalText, SafeAnswer, SafeContent, cut_at_stop, first_stop, reasoning_length
 
 RENDERER = ChatMLHermes(byte_tokenizer())
 VOCABULARY = byte_tokenizer().get_vocab_size()
@@ -26,18 +26,51 @@ def test_half_a_character_waits_for_its_other_half() -> None:
     assert [stream.push([token]) for token in ids] == ["", "é"]
 
 
-PIECES = st.sampled_from(["a", " ", "\n", "<", "<tool", CALL, "</tool_call>", "``", "`", "\n\n", "STOP", "ST", "é"])
+PIECES = st.sampled_from(
+    ["a", " ", "\n", "<", "<tool", CALL, "</tool_call>", "``", "`", "\n\n", "STOP", "ST", "é", THINK, THOUGHT, "</th"]
+)
 
 
-@given(st.lists(PIECES, max_size=20), st.booleans())
-@settings(max_examples=100, deadline=None)
-def test_what_went_out_is_the_beginning_of_the_final_content(pieces: list[str], tools: bool) -> None:
+@given(st.sampled_from(["", THINK, f"\n {THINK}\n"]), st.lists(PIECES, max_size=20), st.booleans())
+@settings(max_examples=200, deadline=None)
+def test_what_went_out_is_the_beginning_of_the_final_answer(opening: str, pieces: list[str], tools: bool) -> None:
     stops = ["```\n\n", "STOP"]
-    safe = SafeContent(stops, [CALL] if tools else [])
-    told = "".join(safe.push(piece) for piece in pieces)
-    text = cut_at_stop("".join(pieces), stops)
+    safe = SafeAnswer(RENDERER.thinking, stops, [CALL] if tools else [])
+    told = [safe.push(piece) for piece in (opening, *pieces)]
+    text = cut_at_stop("".join([opening, *pieces]), stops)
     ids = byte_tokenizer().encode(text, add_special_tokens=False).ids
-    assert RENDERER.parse(ids, [Tool(name="x")] if tools else ()).content.startswith(told)
+    parsed = RENDERER.parse(ids, [Tool(name="x")] if tools else ())
+    assert parsed.reasoning.startswith("".join(reasoning for reasoning, _ in told))
+    assert parsed.content.startswith("".join(content for _, content in told))
+
+
+def test_reasoning_goes_out_as_reasoning_and_the_rest_as_content() -> None:
+    safe = SafeAnswer(RENDERER.thinking, [], [CALL])
+    pieces = ("<th", "ink>", "\n", "Hm", ".\n", "So", "\n</thi", "nk>\n", "\nYes", ".")
+    assert [safe.push(piece) for piece in pieces] == [
+        ("", ""),
+        ("", ""),
+        ("", ""),
+        ("Hm", ""),
+        (".", ""),
+        ("\nSo", ""),
+        ("", ""),
+        ("", ""),
+        ("", "Yes"),
+        ("", "."),
+    ]
+
+
+def test_reasoning_is_counted_with_its_marks() -> None:
+    thought = byte_tokenizer().encode(f"{THINK}\nHm.\n{THOUGHT}", add_special_tokens=False).ids
+    ids = [*thought, *byte_tokenizer().encode("\n\nYes.", add_special_tokens=False).ids]
+    assert reasoning_length(RENDERER.text, ids, THOUGHT) == len(thought)
+    assert reasoning_length(RENDERER.text, ids[:5], THOUGHT) == 5
+
+
+def test_the_first_stop_in_the_text_ends_it() -> None:
+    assert first_stop("abc", ["c", "b"]) == "b"
+    assert first_stop("abc", ["x"]) == ""
 
 
 def test_plain_text_goes_out_at_once() -> None:

@@ -17,13 +17,15 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20).filter(lam
 NAME = st.text("abc_é", min_size=1, max_size=4)
 CALL = st.builds(ToolCall, id=NAME, name=NAME, arguments=st.sampled_from(["{}", '{"a": "é"}', '{"a":  1']))
 MESSAGE = st.builds(Message, role=st.sampled_from(["system", "user", "tool"]), content=TEXT) | st.builds(
-    Message, role=st.just("assistant"), content=TEXT, tool_calls=st.lists(CALL, max_size=2).map(tuple)
+    Message, role=st.just("assistant"), content=TEXT, reasoning=TEXT, tool_calls=st.lists(CALL, max_size=2).map(tuple)
 )
 TOOL = st.builds(Tool, name=NAME, description=TEXT, parameters=st.just({"type": "object", "properties": {"é": {}}}))
 
 
 def as_told(message: Message) -> dict[str, Any]:
     told: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.reasoning:
+        told["reasoning_content"] = message.reasoning
     if message.tool_calls:
         told["tool_calls"] = [
             {"type": "function", "function": {"name": call.name, "arguments": call.arguments}}
