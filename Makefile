@@ -8,7 +8,7 @@ BIN    := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help install demo seeds test check heavy bench soak schema clean
+.PHONY: help install demo seeds test check heavy conformance conformance-fast bench soak schema clean
 
 help: ## what the targets do
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -46,6 +46,12 @@ check: install ## types, lint, format, import rules, generated schemas
 heavy: install ## the tests that need the real model or minutes each
 	$(BIN)/openforge model get smollm2-135m
 	$(BIN)/pytest -m heavy $(ARGS)
+
+conformance: install ## every real harness through the proxy, 5 GB of downloads; writes build/conformance.json and docs/conformance.md
+	$(BIN)/openforge conformance --faults --docs docs/conformance.md $(ARGS)
+
+conformance-fast: install ## the quick ones, with faults on the line
+	$(BIN)/openforge conformance --fast $(ARGS)
 
 bench: install ## every benchmark, JSON to bench/
 	mkdir -p bench

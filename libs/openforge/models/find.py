@@ -5,9 +5,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from openforge.models.byte_llama import tiny
+from openforge.models.long_llama import tiny_long
 from openforge.models.smollm2 import smollm2_135m
 
-BUILTIN: dict[str, Callable[[Path], Path]] = {"smollm2-135m": smollm2_135m, "tiny": tiny}
+BUILTIN: dict[str, Callable[[Path], Path]] = {
+    "smollm2-135m": smollm2_135m,
+    "tiny": tiny,
+    "tiny-long": tiny_long,
+}
 _PREFIX = "builtin:"
 
 

@@ -45,12 +45,22 @@ class Watch(msgspec.Struct, kw_only=True):
     note: str = ""
 
 
-async def conduct(config: RunConfig, home: Home, look: Callable[[Watch], None]) -> Outcome:
-    """Start or resume the run and return when it ended; `look` is called whenever something may have changed."""
+Dress = Callable[[Spec, Ports], Spec]
+
+
+def _as_it_is(spec: Spec, _: Ports) -> Spec:
+    return spec
+
+
+async def conduct(config: RunConfig, home: Home, look: Callable[[Watch], None], dress: Dress = _as_it_is) -> Outcome:
+    """Start or resume the run and return when it ended; `look` is called whenever something may have changed.
+
+    `dress` may change how a service is started.
+    """
     async with _bus_at_home(home) as (bus, ports, watch, stopped):
         await submit(bus, config)
         watch.progress = Progress()
-        async with _services(config, home, ports, watch):
+        async with _services(config, home, ports, watch, dress):
             reason, detail = await _watch(bus, config, watch, look, stopped)
             await stop_run(bus, config.run.name, reason, detail)
             if reason is not StopReason.FAILED:
@@ -84,8 +94,11 @@ async def _bus_at_home(home: Home) -> AsyncIterator[tuple[Bus, Ports, Watch, asy
 
 
 @asynccontextmanager
-async def _services(config: RunConfig, home: Home, ports: Ports, watch: Watch) -> AsyncIterator[None]:
-    services = Supervisor(list(service_specs(config, home, ports)), on_change=lambda _: _tell_pids(home, watch))
+async def _services(
+    config: RunConfig, home: Home, ports: Ports, watch: Watch, dress: Dress = _as_it_is
+) -> AsyncIterator[None]:
+    specs = [dress(spec, ports) for spec in service_specs(config, home, ports)]
+    services = Supervisor(specs, on_change=lambda _: _tell_pids(home, watch))
     watch.processes.extend(services.processes)
     async with _running(services, watch):
         yield

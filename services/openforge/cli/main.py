@@ -3,6 +3,7 @@
 import typer
 
 from openforge.cli import bench_command, env_command, ledger, model, protos, report_command, status, stop, tail, train
+from openforge.cli.conformance import command as conformance_command
 
 app = typer.Typer(
     name="openforge",
@@ -25,6 +26,7 @@ app.command()(report_command.report)
 app.add_typer(model.app, name="model")
 app.add_typer(env_command.app, name="env")
 app.command(context_settings=bench_command.PASSED_ON)(bench_command.bench)
+app.command()(conformance_command.conformance)
 app.add_typer(protos.app, name="protos")
 
 

@@ -1,0 +1,1 @@
+printf 'größe ✓ 1\ntwo\nthree\n' > notes.txt

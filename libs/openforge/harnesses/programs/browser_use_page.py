@@ -1,0 +1,55 @@
+"""An agent on a local web page with the package `browser-use`: MODEL INSTRUCTION. Run by that package's interpreter.
+
+The page shows three lines, one for each button that was pressed; what the agent says at its end becomes notes.txt.
+"""
+
+import asyncio
+import http.server
+import os
+import shutil
+import sys
+import threading
+from pathlib import Path
+
+from browser_use import Agent, BrowserProfile, ChatOpenAI
+
+PAGE = """<!doctype html><meta charset="utf-8"><title>Notes</title><h1>Notes</h1><ul id="l"></ul>
+<button onclick="add('größe ✓ 1')">first</button> <button onclick="add('two')">second</button>
+<button onclick="add('three')">third</button>
+<script>
+function add(text) { let item = document.createElement('li'); item.textContent = text; l.append(item) }
+</script>
+""".encode()
+
+
+class Page(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html; charset=utf-8")
+        self.end_headers()
+        self.wfile.write(PAGE)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+async def work(model: str, instruction: str) -> str:
+    """What the agent says at its end."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 8765), Page)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    profile = BrowserProfile(
+        headless=True,
+        executable_path=shutil.which("chromium"),
+        chromium_sandbox=False,
+        enable_default_extensions=False,
+        user_data_dir="/tmp/harness/profile",
+    )
+    llm = ChatOpenAI(model=model, base_url=os.environ["OPENAI_BASE_URL"], api_key=os.environ["OPENAI_API_KEY"])
+    task = f"{instruction}\nThe notes are the page http://127.0.0.1:8765/ : press its buttons, then report the lines."
+    agent = Agent(task=task, llm=llm, browser_profile=profile, use_judge=False, llm_timeout=600)
+    history = await agent.run(max_steps=12)
+    return history.final_result() or ""
+
+
+said = asyncio.run(work(sys.argv[1], sys.argv[2]))
+Path("/workspace/notes.txt").write_text(said + "\n", encoding="utf-8")

@@ -1,0 +1,1 @@
+"""`openforge conformance`: every harness of the table, unmodified, through the real services, token for token."""

@@ -1,0 +1,153 @@
+"""One line of the table: what a harness did in a run, and whether it is as it should be.
+
+Promises: `ok` only where the job was done, every token is accounted for, the log-probs are true, the sequences read
+as the conversation, and every break of a branch is one that the table of harnesses knows.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from openforge.cli.conformance.line import Fault
+from openforge.cli.conformance.truth import Reading, unaccounted, worst_difference
+from openforge.harnesses import Harness, find
+from openforge.protos import (
+    EpisodeEnded,
+    EpisodeFailed,
+    EpisodeRequested,
+    EpisodeSealed,
+    Fact,
+    TrajectoryVerified,
+    TurnRecorded,
+    TurnStatus,
+)
+
+TOLERANCE = 1e-3
+_EXPLAINED = {TurnStatus.ABANDONED.value, TurnStatus.ABORTED.value, "superseded"}
+
+
+class Evidence(msgspec.Struct, kw_only=True):
+    """What the streams say of one episode's only attempt."""
+
+    requested: EpisodeRequested
+    ended: EpisodeEnded | None = None
+    sealed: EpisodeSealed | None = None
+    failed: EpisodeFailed | None = None
+    verified: TrajectoryVerified | None = None
+    turns: list[TurnRecorded] = []
+
+
+class Row(msgspec.Struct, kw_only=True):
+    """`prompt_tokens` is the longest prompt, `breaks` the branches beside the first by cause, `agent_s` the time
+    from the harness's start to its end. `faults`: how often each struck, empty in a plain run."""
+
+    harness: str
+    version: str
+    dialect: str
+    scenario: str = "plain"
+    calls: int = 0
+    branches: int = 0
+    sequences: int = 0
+    delivered_fraction: float = 0.0
+    logprob_max_diff: float | None = None
+    ok: bool = False
+    note: str = ""
+    breaks: dict[str, int] = {}
+    dropped: dict[str, int] = {}
+    faults: dict[str, int] = {}
+    prompt_tokens: int = 0
+    sampled_tokens: int = 0
+    agent_s: float = 0.0
+
+
+def gathered(facts: Sequence[Fact]) -> list[Evidence]:
+    """The facts of a run, by episode, in the order of request."""
+    found = {fact.episode: Evidence(requested=fact) for fact in facts if isinstance(fact, EpisodeRequested)}
+    for fact in facts:
+        match fact:
+            case EpisodeEnded():
+                found[fact.episode].ended = fact
+            case EpisodeSealed():
+                found[fact.episode].sealed = fact
+            case EpisodeFailed():
+                found[fact.episode].failed = fact
+            case TrajectoryVerified():
+                found[fact.episode].verified = fact
+            case TurnRecorded():
+                found[fact.episode].turns.append(fact)
+    return list(found.values())
+
+
+def row_of(evidence: Evidence, reading: Reading, weights: Path, struck: Counter[Fault]) -> Row:
+    """The line for one episode; it takes a forward pass of each sequence."""
+    name, _, scenario = evidence.requested.task.task.rpartition("_")
+    harness = find(name)
+    row = Row(
+        harness=harness.name,
+        version=harness.version,
+        dialect=harness.dialect,
+        scenario=scenario,
+        calls=len(evidence.turns),
+        faults={fault.value: struck[fault] for fault in Fault if fault is not Fault.NONE and struck[fault]},
+    )
+    if evidence.ended is not None:
+        row.agent_s = round(evidence.ended.agent_s, 1)
+    trajectory = evidence.verified
+    if trajectory is None:
+        row.note = _why_none(evidence)
+        return row
+    row.breaks = {cause.value: count for cause, count in trajectory.breaks.items()}
+    row.branches = 1 + sum(row.breaks.values())
+    row.sequences = len(trajectory.sequences)
+    row.delivered_fraction = trajectory.delivered_fraction
+    row.dropped = {entry.reason: entry.tokens for entry in trajectory.dropped}
+    row.sampled_tokens = trajectory.sampled_tokens
+    row.prompt_tokens = max((len(sequence.ids) // 4 for sequence in trajectory.sequences), default=0)
+    row.logprob_max_diff = worst_difference(weights, trajectory)
+    complaints = [
+        *_complaints(harness, row, evidence),
+        *unaccounted(trajectory, evidence.turns),
+        *reading.misread(trajectory, evidence.turns),
+    ]
+    row.ok = not complaints
+    row.note = "; ".join(complaints) or (harness.why if row.breaks and row.scenario == "plain" else "")
+    return row
+
+
+def _why_none(evidence: Evidence) -> str:
+    ended = evidence.ended
+    why = f"{evidence.failed.reason}: {evidence.failed.detail}" if evidence.failed else "no verdict"
+    tail = f"; it ended with {ended.exit_code}, saying {ended.log_tail[-300:]!r}" if ended else ""
+    return why + tail
+
+
+def _complaints(harness: Harness, row: Row, evidence: Evidence) -> Iterator[str]:
+    assert evidence.verified is not None
+    assert evidence.ended is not None
+    if evidence.verified.reward != 1.0:
+        yield f"the job was not done ({evidence.ended.reason}, exit code {evidence.ended.exit_code})"
+    elif evidence.ended.exit_code:
+        yield f"it ended with exit code {evidence.ended.exit_code}"
+    if evidence.sealed is not None and evidence.sealed.engine_failures:
+        yield f"{evidence.sealed.engine_failures} calls had no answer"
+    if row.logprob_max_diff is None or not row.logprob_max_diff <= TOLERANCE:
+        yield f"a log-prob is off by {row.logprob_max_diff}"
+    yield from _plain_complaints(harness, row) if row.scenario == "plain" else _fault_complaints(row)
+
+
+def _plain_complaints(harness: Harness, row: Row) -> Iterator[str]:
+    if row.delivered_fraction != 1.0:
+        yield f"dropped: {row.dropped}"
+    if row.sequences != row.branches:
+        yield f"{row.branches} branches became {row.sequences} sequences"
+    if row.breaks != dict(harness.breaks):
+        yield f"breaks {row.breaks}, known are {dict(harness.breaks)}"
+
+
+def _fault_complaints(row: Row) -> Iterator[str]:
+    if unexplained := set(row.dropped) - _EXPLAINED:
+        yield f"tokens were dropped as {', '.join(sorted(unexplained))}"
+    if missed := [fault.value for fault in Fault if fault is not Fault.NONE and fault.value not in row.faults]:
+        yield f"never struck by {', '.join(missed)}"
