@@ -13,7 +13,9 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text("ab", max_size=2), inner, max_size=2),
     max_leaves=5,
 )
-_OBJECTS = st.dictionaries(st.text("abc", max_size=2), JSON, max_size=3).map(lambda value: msgspec.json.encode(value).decode())
+_OBJECTS = st.dictionaries(st.text("abc", max_size=2), JSON, max_size=3).map(
+    lambda value: msgspec.json.encode(value).decode()
+)
 _ARGUMENTS = _OBJECTS | st.sampled_from(["", "{", '{"a": 1', "[1]", '"text"', "null", "plain", '{"a":  1.0}'])
 
 
@@ -28,9 +30,7 @@ def conversations(draw: st.DrawFn) -> list[Message]:
                 ToolCall(id=f"call_{step}_{part}_{index}", name=draw(st.sampled_from("fg")), arguments=draw(_ARGUMENTS))
                 for index in range(draw(st.integers(0, 3)))
             )
-            messages.append(
-                Message(role="assistant", content=draw(WORDS), reasoning=draw(WORDS), tool_calls=calls)
-            )
+            messages.append(Message(role="assistant", content=draw(WORDS), reasoning=draw(WORDS), tool_calls=calls))
             messages += [Message(role="tool", content=draw(WORDS), tool_call_id=call.id) for call in calls]
             if not calls:
                 break

@@ -37,7 +37,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     `asked` holds every sampling field as it came; `max_tokens`, `stop`, `tool_choice`, `parallel_calls` and `schema`
     (a JSON schema that the answer has to match, empty: free text) have an effect, the run's own sampling rules the
     rest. `notes` say what was left out and why. `reasoning`: the harness takes the model's reasoning. `pictures`
-    are the bytes of the messages' images by digest. `events`: a stream is one of server-sent events, else one JSON text.
+    are the bytes of the messages' images by digest. `events`: a stream is made of server-sent events, else it is one
+    JSON text.
     """
 
     model: str

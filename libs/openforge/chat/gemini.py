@@ -1,8 +1,8 @@
 """The Gemini dialect: `generateContent`, `streamGenerateContent` as events or as one JSON array, `countTokens`.
 
-Promises: a history reads the same whether an answer comes back as one content or as the pieces in which it was streamed,
-and in whatever order the results of parallel calls stand. A thought signature brings the reasoning back also where the
-harness dropped the thoughts.
+Promises: a history reads the same whether an answer comes back as one content or as the pieces in which it was
+streamed, and in whatever order the results of parallel calls stand. A thought signature brings the reasoning back also
+where the harness dropped the thoughts.
 """
 
 import base64
@@ -25,6 +25,7 @@ NAME = "gemini"
 _NOT_SAMPLING = frozenset({"contents", "systemInstruction", "tools", "model", "labels", "generateContentRequest"})
 _MOST_STOPS = 16
 _MODES = {"AUTO": "auto", "ANY": "required", "NONE": "none", "VALIDATED": "auto", "MODE_UNSPECIFIED": "auto"}
+_ABSENT = msgspec.Raw(b"null")
 _URL_SAFE = str.maketrans("-_", "+/")
 
 
@@ -89,7 +90,7 @@ class _GenerationConfig(msgspec.Struct, rename="camel"):
     stop_sequences: list[str] | None = None
     candidate_count: int | None = None
     response_schema: dict[str, Any] | None = None
-    response_json_schema: msgspec.Raw | None = None
+    response_json_schema: msgspec.Raw = _ABSENT
     thinking_config: _ThinkingConfig | None = None
 
 
@@ -102,7 +103,7 @@ class _Body(msgspec.Struct, rename="camel"):
     tool_config: _ToolConfig | None = None
     generation_config: _GenerationConfig | None = None
     cached_content: str | None = None
-    generate_content_request: msgspec.Raw | None = None
+    generate_content_request: msgspec.Raw = _ABSENT
 
 
 _BODY = msgspec.json.Decoder(_Body)
@@ -126,11 +127,9 @@ def decode(body: bytes, route: str = "v1beta/models/m:generateContent") -> Reque
 
 def _request(body: bytes, model: str, method: str, query: str) -> Request:
     read = _BODY.decode(body)
-    if method == "countTokens" and read.generate_content_request is not None:
+    if method == "countTokens" and read.generate_content_request != _ABSENT:
         return _request(bytes(read.generate_content_request), model, method, query)
-    asked = {
-        name: msgspec.json.decode(raw) for name, raw in _FIELDS.decode(body).items() if name not in _NOT_SAMPLING
-    }
+    asked = {name: msgspec.json.decode(raw) for name, raw in _FIELDS.decode(body).items() if name not in _NOT_SAMPLING}
     if not read.contents:
         raise BadRequest("contents is empty: send at least one content")
     if read.cached_content:
@@ -201,14 +200,14 @@ class _History:
             elif part.text is not None:
                 (thoughts if part.thought else texts).append(part.text)
             elif part.thought_signature is None:
-                raise BadRequest(f"{where}.parts[{index}] is neither text nor a function call: a model says no more here")
+                raise BadRequest(
+                    f"{where}.parts[{index}] is neither text nor a function call: a model says no more here"
+                )
         self._say("".join(texts), "".join(thoughts), sealed, tuple(calls))
 
     def _call(self, call: _FunctionCall) -> ToolCall:
         self._unnamed += 1
-        return ToolCall(
-            id=call.id or f"call_{self._unnamed}", name=call.name, arguments=as_sampled(bytes(call.args))
-        )
+        return ToolCall(id=call.id or f"call_{self._unnamed}", name=call.name, arguments=as_sampled(bytes(call.args)))
 
     def _say(self, text: str, thoughts: str, sealed: str, calls: tuple[ToolCall, ...]) -> None:
         """Contents of the model in a row are one answer, which came in pieces."""
@@ -216,9 +215,7 @@ class _History:
         if last is not None and last.role == "assistant":
             self._messages.pop()
             text, thoughts, calls = last.content + text, last.reasoning + thoughts, last.tool_calls + calls
-        self._put(
-            Message(role="assistant", content=text, reasoning=given_back(thoughts, sealed), tool_calls=calls)
-        )
+        self._put(Message(role="assistant", content=text, reasoning=given_back(thoughts, sealed), tool_calls=calls))
         self._calls = list(calls)
         self._answered = set()
 
@@ -349,7 +346,7 @@ def _choice(config: _ToolConfig | None, tools: Sequence[Tool]) -> ToolChoice:
 
 
 def _schema(config: _GenerationConfig) -> bytes:
-    if config.response_json_schema is not None:
+    if config.response_json_schema != _ABSENT:
         return bytes(config.response_json_schema)
     return msgspec.json.encode(_json_schema(config.response_schema)) if config.response_schema is not None else b""
 

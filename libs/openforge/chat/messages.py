@@ -39,6 +39,7 @@ _NOT_SAMPLING = frozenset(
 _MOST_STOPS = 16
 _MODES = {"auto": "auto", "any": "required", "tool": "named", "none": "none"}
 _REASONING = frozenset({"enabled", "adaptive"})
+_ABSENT = msgspec.Raw(b"null")
 
 
 class _Source(msgspec.Struct):
@@ -92,7 +93,7 @@ class _Thinking(msgspec.Struct):
 
 class _Format(msgspec.Struct):
     type: str = ""
-    schema: msgspec.Raw | None = None
+    schema: msgspec.Raw = _ABSENT
 
 
 class _OutputConfig(msgspec.Struct):
@@ -113,7 +114,7 @@ class _Body(msgspec.Struct):
     thinking: _Thinking | None = None
     output_config: _OutputConfig | None = None
     output_format: _Format | None = None
-    context_management: msgspec.Raw | None = None
+    context_management: msgspec.Raw = _ABSENT
 
 
 _BODY = msgspec.json.Decoder(_Body)
@@ -141,7 +142,7 @@ def _request(read: _Body, asked: Mapping[str, Any]) -> Request:
     history.system("system", read.system)
     for index, message in enumerate(read.messages):
         history.add(f"messages[{index}]", message)
-    if read.context_management is not None:
+    if read.context_management != _ABSENT:
         history.notes.append("context_management has no effect: the conversation is taken as it is sent")
     return Request(
         model=read.model,
@@ -249,9 +250,7 @@ class _History:
                     calls.append(_call(f"{where}.content[{index}]", block, len(calls)))
                 case _:
                     self.notes.append(f"{where}.content[{index}] of type {block.type!r} is left out: it is not ours")
-        said = Message(
-            role="assistant", content="".join(texts), reasoning="".join(reasoning), tool_calls=tuple(calls)
-        )
+        said = Message(role="assistant", content="".join(texts), reasoning="".join(reasoning), tool_calls=tuple(calls))
         self._say(said)
 
     def _say(self, said: Message) -> None:
@@ -373,7 +372,7 @@ def _choice(choice: _Choice | None, tools: Sequence[Tool]) -> ToolChoice:
 
 def _schema(read: _Body) -> bytes:
     for form in (read.output_config.format if read.output_config else None, read.output_format):
-        if form is not None and form.type == "json_schema" and form.schema is not None:
+        if form is not None and form.type == "json_schema" and form.schema != _ABSENT:
             return bytes(form.schema)
     return b""
 

@@ -1,8 +1,8 @@
 """Reasoning as an opaque string that a harness gives back: signatures, encrypted content, redacted blocks.
 
-Promises: any replica reads what any other one sealed; what was sealed comes back as it was sampled, whatever the harness
-did to the text beside it; a string that is not whole is None. It is a checksum, no secret: a harness may read its own
-model's reasoning.
+Promises: any replica reads what any other one sealed; what was sealed comes back as it was sampled, whatever the
+harness did to the text beside it; a string that is not whole is None. It is a checksum, no secret: a harness may read
+its own model's reasoning.
 """
 
 import base64
@@ -19,19 +19,20 @@ _URL_SAFE = str.maketrans("-_", "+/")
 
 def seal(text: str) -> str:
     """`text` packed, with its checksum, in base64."""
-    plain = text.encode()
-    return base64.b64encode(_MARK + _check(plain) + zlib.compress(plain)).decode()
+    packed = zlib.compress(text.encode())
+    return base64.b64encode(_MARK + _check(packed) + packed).decode()
 
 
 def unseal(sealed: str) -> str | None:
     """What was sealed, None where that is not what it is. Either alphabet of base64, padded or not."""
     try:
         data = base64.b64decode(sealed.translate(_URL_SAFE).rstrip("=") + "=" * (-len(sealed.rstrip("=")) % 4))
+        packed = data[len(_MARK) + _CHECK_BYTES :]
+        if data[: -len(packed)] != _MARK + _check(packed):
+            return None
         unpacking = zlib.decompressobj()
-        plain = unpacking.decompress(data[len(_MARK) + _CHECK_BYTES :], _MOST_BYTES)
-        check = data[len(_MARK) : len(_MARK) + _CHECK_BYTES]
-        whole = data.startswith(_MARK) and unpacking.eof and check == _check(plain)
-        return plain.decode() if whole else None
+        plain = unpacking.decompress(packed, _MOST_BYTES)
+        return plain.decode() if unpacking.eof else None
     except (binascii.Error, zlib.error, ValueError):
         return None
 
@@ -42,5 +43,5 @@ def given_back(shown: str, sealed: str) -> str:
     return shown if sampled is None or shown.strip() not in ("", sampled.strip()) else sampled
 
 
-def _check(plain: bytes) -> bytes:
-    return hashlib.blake2b(plain, digest_size=_CHECK_BYTES).digest()
+def _check(packed: bytes) -> bytes:
+    return hashlib.blake2b(packed, digest_size=_CHECK_BYTES).digest()

@@ -31,7 +31,7 @@ def base_of(proxy: ProxyAtWork) -> str:
 @asynccontextmanager
 async def client_of(proxy: ProxyAtWork) -> AsyncIterator[genai.Client]:
     options = types.HttpOptions(base_url=base_of(proxy), timeout=60_000)
-    client = genai.Client(api_key=await proxy.key(), http_options=options, vertexai=False)
+    client = genai.Client(api_key=await proxy.key(tokens=512), http_options=options)
     try:
         yield client
     finally:

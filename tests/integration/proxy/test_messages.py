@@ -16,13 +16,13 @@ from openforge.tokens import merge, rebuild
 
 USER = {"role": "user", "content": "hi"}
 TOOLS = [{"name": "bash", "description": "Run.", "input_schema": {"type": "object"}}]
-ASKED: dict[str, Any] = {"model": "m", "max_tokens": 128, "tools": TOOLS}
+ASKED: dict[str, Any] = {"model": "m", "max_tokens": 512, "tools": TOOLS}
 THINKING = {"type": "enabled", "budget_tokens": 1024}
 
 
 @asynccontextmanager
-async def client_of(proxy: ProxyAtWork, **limits: int) -> AsyncIterator[anthropic.AsyncAnthropic]:
-    key = await proxy.key(**limits)
+async def client_of(proxy: ProxyAtWork) -> AsyncIterator[anthropic.AsyncAnthropic]:
+    key = await proxy.key(tokens=512)
     base = proxy.base_url().removesuffix("/v1")
     async with anthropic.AsyncAnthropic(base_url=base, api_key=key, max_retries=0, timeout=60.0) as client:
         yield client
@@ -108,7 +108,9 @@ async def test_a_prompt_that_is_too_long_is_told_in_the_words_at_which_harnesses
     proxy: ProxyAtWork, streaming: bool
 ) -> None:
     async with client_of(proxy) as client:
-        with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: \d{4} tokens > 4096 maximum") as error:
+        with pytest.raises(
+            anthropic.BadRequestError, match=r"prompt is too long: \d{4} tokens > 4096 maximum"
+        ) as error:
             await say(client, streaming, messages=[{"role": "user", "content": "x" * 6000}])
     assert error.value.type == "invalid_request_error"
 

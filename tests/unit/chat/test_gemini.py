@@ -102,7 +102,10 @@ def test_results_without_ids_belong_to_the_calls_of_their_name_in_order() -> Non
         contents=[
             USER,
             {"role": "model", "parts": [called("f"), called("g"), called("f")]},
-            {"role": "user", "parts": [result("g", {"output": "2"}), result("f", {"a": 1}), result("f", {"result": "3"})]},
+            {
+                "role": "user",
+                "parts": [result("g", {"output": "2"}), result("f", {"a": 1}), result("f", {"result": "3"})],
+            },
         ]
     )
     calls = [call.id for call in request.messages[1].tool_calls]
@@ -201,12 +204,22 @@ WHOLE = {
     "systemInstruction": {"parts": [{"text": "Work."}]},
     "contents": [
         USER,
-        {"role": "model", "parts": [{"text": "t", "thought": True}, {**called("f", id="a"), "thoughtSignature": seal("t")}]},
-        {"role": "user", "parts": [result("f", {"output": "x"}, id="a"), {"inlineData": {"mimeType": "image/png", "data": PNG}}]},
+        {
+            "role": "model",
+            "parts": [{"text": "t", "thought": True}, {**called("f", id="a"), "thoughtSignature": seal("t")}],
+        },
+        {
+            "role": "user",
+            "parts": [result("f", {"output": "x"}, id="a"), {"inlineData": {"mimeType": "image/png", "data": PNG}}],
+        },
     ],
     "tools": [{"functionDeclarations": [{"name": "f", "parameters": SCHEMA}]}],
     "tool_config": {"functionCallingConfig": {"mode": "ANY", "allowedFunctionNames": ["f"]}},
-    "generationConfig": {"stopSequences": ["END"], "responseSchema": SCHEMA, "thinkingConfig": {"includeThoughts": True}},
+    "generationConfig": {
+        "stopSequences": ["END"],
+        "responseSchema": SCHEMA,
+        "thinkingConfig": {"includeThoughts": True},
+    },
 }
 
 

@@ -100,10 +100,15 @@ def test_a_history_in_any_of_its_forms_is_the_conversation_that_it_tells(data: s
 
 def test_results_of_parallel_calls_stand_in_the_order_of_the_calls() -> None:
     history = [USER, {"role": "assistant", "content": [use("a"), use("b"), use("c")]}]
-    whole = [{"role": "user", "content": [result("c", "3"), result("a", "1"), result("b", "2"), block("text", text="go")]}]
+    whole = [
+        {"role": "user", "content": [result("c", "3"), result("a", "1"), result("b", "2"), block("text", text="go")]}
+    ]
     split = [
         {"role": "user", "content": [result("c", "3")]},
-        {"role": "user", "content": [result("b", [block("text", text="2")]), result("a", "1"), block("text", text="go")]},
+        {
+            "role": "user",
+            "content": [result("b", [block("text", text="2")]), result("a", "1"), block("text", text="go")],
+        },
     ]
     first, second = (decoded(messages=[*history, *end]).messages for end in (whole, split))
     assert first == second
@@ -111,7 +116,12 @@ def test_results_of_parallel_calls_stand_in_the_order_of_the_calls() -> None:
 
 
 def test_errors_images_and_references_in_results_are_read() -> None:
-    deferred = {"name": "late", "description": "Found later.", "input_schema": {"type": "object"}, "defer_loading": True}
+    deferred = {
+        "name": "late",
+        "description": "Found later.",
+        "input_schema": {"type": "object"},
+        "defer_loading": True,
+    }
     picture = block("image", source={"type": "base64", "media_type": "image/png", "data": PNG})
     request = decoded(
         tools=[{"name": "f", "input_schema": {"type": "object"}, "cache_control": {"type": "ephemeral"}}, deferred],
@@ -155,7 +165,10 @@ def test_what_is_not_ours_to_run_or_to_follow_is_noted() -> None:
         tools=[{"type": "web_search_20250305", "name": "web_search"}, {"name": "f", "type": "custom"}],
         context_management={"edits": []},
         metadata={"user_id": "u"},
-        messages=[USER, {"role": "assistant", "content": [block("server_tool_use", id="s", name="web_search", input={})]}],
+        messages=[
+            USER,
+            {"role": "assistant", "content": [block("server_tool_use", id="s", name="web_search", input={})]},
+        ],
     )
     assert [tool.name for tool in request.tools] == ["f"]
     hosted, server, management = request.notes
@@ -172,11 +185,17 @@ def test_choices_limits_formats_and_thinking_are_read() -> None:
     assert decoded(tools=tools, tool_choice={"type": "any"}).tool_choice == ToolChoice("required")
     assert not decoded(tools=tools, tool_choice={"type": "none"}).calls
     schema = {"type": "object", "properties": {}}
-    for form in ({"output_config": {"effort": "high", "format": {"type": "json_schema", "schema": schema}}},
-                 {"output_format": {"type": "json_schema", "schema": schema}}):
+    for form in (
+        {"output_config": {"effort": "high", "format": {"type": "json_schema", "schema": schema}}},
+        {"output_format": {"type": "json_schema", "schema": schema}},
+    ):
         assert json.loads(decoded(**form).schema) == schema
     assert decoded(stop_sequences=["END", ""]).stop == ("END",)
-    assert [decoded(thinking={"type": kind}).reasoning for kind in ("enabled", "adaptive", "disabled")] == [True, True, False]
+    assert [decoded(thinking={"type": kind}).reasoning for kind in ("enabled", "adaptive", "disabled")] == [
+        True,
+        True,
+        False,
+    ]
     assert not decoded().reasoning
 
 
@@ -186,10 +205,16 @@ def test_choices_limits_formats_and_thinking_are_read() -> None:
         ({"messages": []}, "messages is empty"),
         ({"messages": "hi"}, r"\$\.messages"),
         ({"messages": [{"role": "king", "content": "x"}]}, r"messages\[0\]\.role = 'king'"),
-        ({"messages": [{"role": "user", "content": [{"type": "video"}]}]}, r"messages\[0\]\.content\[0\] has type 'video'"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "video"}]}]},
+            r"messages\[0\]\.content\[0\] has type 'video'",
+        ),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "tool_use_id is missing"),
         ({"messages": [{"role": "assistant", "content": [{"type": "tool_use"}]}]}, "name is missing"),
-        ({"messages": [{"role": "user", "content": [block("image", source={"type": "base64", "data": "%"})]}]}, "no base64"),
+        (
+            {"messages": [{"role": "user", "content": [block("image", source={"type": "base64", "data": "%"})]}]},
+            "no base64",
+        ),
         ({"max_tokens": 0}, "max_tokens = 0"),
         ({"stop_sequences": ["x"] * 17}, "stop_sequences has 17"),
         ({"tool_choice": {"type": "tool", "name": "f"}}, "tool_choice.name = 'f' is no tool"),
@@ -208,7 +233,10 @@ WHOLE = {
     "system": [block("text", text="Work.", cache_control={"type": "ephemeral"})],
     "messages": [
         USER,
-        {"role": "assistant", "content": [block("thinking", thinking="t", signature=seal("t")), use("a", '{"x": [1]}')]},
+        {
+            "role": "assistant",
+            "content": [block("thinking", thinking="t", signature=seal("t")), use("a", '{"x": [1]}')],
+        },
         {"role": "user", "content": [result("a", [block("image", source={"type": "url", "url": "http://x/y.png"})])]},
         {"role": "system", "content": "More."},
     ],
@@ -292,7 +320,10 @@ def test_a_streamed_answer_holds_what_the_whole_one_holds() -> None:
     whole = json.loads(messages.encode(HEAD, request, told))
     for pieces in ([], [("r", "I th")], [("r", "I think."), ("t", "Look")], [("t", "Look"), ("t", "ing.")]):
         stream = messages.stream(HEAD, request)
-        begun = [stream.start(), *(stream.reasoning(text) if kind == "r" else stream.text(text) for kind, text in pieces)]
+        begun = [
+            stream.start(),
+            *(stream.reasoning(text) if kind == "r" else stream.text(text) for kind, text in pieces),
+        ]
         streamed = assembled(events(b"".join([*begun, stream.end(told)])))
         if pieces[:1] == [("t", "Look")]:
             assert [kept["type"] for kept in streamed.pop("content")] == ["text", "tool_use", "tool_use"]
@@ -317,7 +348,9 @@ def test_an_answer_that_comes_back_is_the_one_that_was_told() -> None:
 
 def test_reasoning_goes_only_to_those_who_asked_for_it() -> None:
     told = answer("So.", reasoning="I think.")
-    assert [kept["type"] for kept in json.loads(messages.encode(HEAD, asking(reasoning=False), told))["content"]] == ["text"]
+    assert [kept["type"] for kept in json.loads(messages.encode(HEAD, asking(reasoning=False), told))["content"]] == [
+        "text"
+    ]
     stream = messages.stream(HEAD, asking(reasoning=False))
     assert stream.reasoning("I think.") == b""
     assert b"think" not in stream.start() + stream.text("So.") + stream.end(told)
