@@ -29,16 +29,25 @@ _LEVEL = 1
 _decoder = msgspec.msgpack.Decoder(AnyFact)
 _decompressor = zstandard.ZstdDecompressor()
 _compressor = zstandard.ZstdCompressor(level=_LEVEL)
+_FAR = zstandard.ZstdCompressionParameters.from_level(_LEVEL, window_log=24, enable_ldm=True)
+_far_compressor = zstandard.ZstdCompressor(compression_params=_FAR)
+"""Finds again what stood up to 16 MB before."""
 
 
 class _Tag(msgspec.Struct):
     fact: str
 
 
-def seal(data: bytes | bytearray) -> tuple[bytes | bytearray, str]:
-    """The payload and its encoding: `zstd`, or empty where compression is not worth it."""
+def seal(data: bytes | bytearray, *, repeats: bool = False) -> tuple[bytes | bytearray, str]:
+    """The payload and its encoding: `zstd`, or empty where compression is not worth it.
+
+    `repeats`: long stretches come more than once, which no sample shows.
+    """
     if len(data) <= COMPRESS_ABOVE:
         return data, ""
+    if repeats:
+        packed = _far_compressor.compress(data)
+        return (packed, "zstd") if len(packed) < _WORTH_IT * len(data) else (data, "")
     if len(data) > _SAMPLE_ABOVE and not _sample_shrinks(data):
         return data, ""
     packed = _compressor.compress(data)

@@ -106,7 +106,7 @@ class Teller:
         the rest of telling it.
         """
         self._encode_into(telling.fact, self._scratch)
-        payload, encoding = seal(self._scratch)
+        payload, encoding = seal(self._scratch, repeats=telling.fact.repeats())
         if encoding:
             telling.headers[ENCODING] = encoding
         if len(payload) > self._link.max_payload:

@@ -100,6 +100,16 @@ class AlgorithmSection(_Section, frozen=True, kw_only=True):
     aggregation: Literal["token_mean", "sequence_mean"] = "token_mean"
 
 
+class TrainingSection(_Section, frozen=True, kw_only=True):
+    """Which of a harness's conversations are trained beside the agent's own.
+
+    `context`: their tokens are counted and left out. `side_calls` are titles, summaries and the like.
+    """
+
+    side_calls: Literal["train", "context"] = "train"
+    sub_agents: Literal["train", "context"] = "train"
+
+
 class LearnerSection(_Section, frozen=True, kw_only=True):
     """`row_tokens` is the longest packed row; a longer sequence is retired. `threads` is torch's.
 
@@ -138,5 +148,6 @@ class RunConfig(_Section, frozen=True, kw_only=True):
     environment: EnvironmentSection
     pacing: PacingSection = PacingSection()
     algorithm: AlgorithmSection = AlgorithmSection()
+    training: TrainingSection = TrainingSection()
     learner: LearnerSection = LearnerSection()
     evaluation: EvaluationSection = EvaluationSection()

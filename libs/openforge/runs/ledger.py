@@ -17,6 +17,7 @@ from openforge.protos import (
     EpisodeEnded,
     EpisodeFailed,
     EpisodeRequested,
+    EpisodeSealed,
     Fact,
     FailReason,
     GroupClosed,
@@ -34,6 +35,8 @@ from openforge.runs.names import episode_of, eval_version, group_of
 
 Attempt = tuple[str, int]
 
+LATE = "late"
+"""Why tokens are in no trajectory that were told after their attempt was sealed."""
 FOLDED = ("run", "group", "episode", "turn", "trajectory", "policy")
 
 
@@ -48,7 +51,9 @@ class Tally(msgspec.Struct, frozen=True):
 
 
 class Account(msgspec.Struct, frozen=True, kw_only=True):
-    """One purpose. `done` is trained for training episodes, scored for held-out ones.
+    """One purpose. Tokens told after their attempt was sealed are `late` in `dropped_tokens` and nowhere else.
+
+    `done` is trained for training episodes, scored for held-out ones.
 
     Episodes are slots. The tokens of `failed` are those of all failed attempts, also in slots that a later
     attempt saved; `failed_attempts` has them by cause.
@@ -110,6 +115,9 @@ class Books:
         self._failed: dict[Attempt, EpisodeFailed] = {}
         self._verdicts: dict[str, _Verdict] = {}
         self._turn_tokens: Counter[Attempt] = Counter()
+        self._unsealed: dict[Attempt, dict[int, int]] = defaultdict(dict)
+        self._sealed: dict[Attempt, tuple[int, ...]] = {}
+        self._late: Counter[Attempt] = Counter()
         self._batches: dict[int, BatchTrained] = {}
         self._retired: dict[str, TrajectoryRetired] = {}
         self._strays: list[str] = []
@@ -129,13 +137,31 @@ class Books:
             case EpisodeFailed():
                 self._failed[fact.episode, fact.attempt] = fact
             case TurnRecorded():
-                self._turn_tokens[fact.episode, fact.attempt] += count(fact.sampled)
+                self._recorded(fact)
+            case EpisodeSealed():
+                self._seal(fact)
             case TrajectoryVerified():
                 self._verified(fact)
             case BatchTrained():
                 self._batches[fact.version] = fact
             case TrajectoryRetired():
                 self._retired[fact.episode] = fact
+
+    def _recorded(self, fact: TurnRecorded) -> None:
+        attempt, tokens = (fact.episode, fact.attempt), count(fact.sampled)
+        if attempt not in self._sealed:
+            self._unsealed[attempt][fact.turn] = tokens
+        late = attempt in self._sealed and fact.turn not in self._sealed[attempt]
+        (self._late if late else self._turn_tokens)[attempt] += tokens
+
+    def _seal(self, fact: EpisodeSealed) -> None:
+        """A turn that another proxy told after the seal is nobody's work: its tokens are counted apart."""
+        attempt = (fact.episode, fact.attempt)
+        self._sealed[attempt] = fact.turns
+        for turn, tokens in self._unsealed.pop(attempt, {}).items():
+            if turn not in fact.turns:
+                self._turn_tokens[attempt] -= tokens
+                self._late[attempt] += tokens
 
     def _verified(self, fact: TrajectoryVerified) -> None:
         if fact.episode in self._verdicts:
@@ -237,6 +263,9 @@ class Books:
         for episode, verdict in self._verdicts.items():
             if self._purpose(episode) == purpose:
                 dropped.update(verdict.dropped)
+        late = sum(tokens for attempt, tokens in self._late.items() if self._purpose(attempt[0]) == purpose)
+        if late:
+            dropped[LATE] += late
         return dict(dropped)
 
     def _purpose(self, episode: str) -> Purpose:

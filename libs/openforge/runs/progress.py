@@ -10,6 +10,7 @@ import msgspec
 
 from openforge.protos import (
     BatchTrained,
+    BranchCause,
     EpisodeFailed,
     EpisodeRequested,
     Fact,
@@ -90,6 +91,8 @@ class Progress:
         self.sequences = 0
         self.tokens_verified = 0
         self.tokens_delivered = 0.0
+        self.breaks: Counter[BranchCause] = Counter()
+        self.dropped: Counter[str] = Counter()
         self._recent: deque[tuple[float, int]] = deque()
 
     @property
@@ -227,6 +230,8 @@ class Progress:
         self.sequences += len(fact.sequences)
         self.tokens_verified += fact.sampled_tokens
         self.tokens_delivered += fact.delivered_fraction * fact.sampled_tokens
+        self.breaks.update(fact.breaks)
+        self.dropped.update({dropped.reason: dropped.tokens for dropped in fact.dropped})
         self._count_tokens(fact.sampled_tokens, at)
         version = eval_version(fact.group)
         if version is not None:

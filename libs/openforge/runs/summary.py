@@ -16,7 +16,11 @@ BOOTSTRAP_DRAWS = 10_000
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """`runs/<run>/summary.json`. Rewards and successes are 0 where nothing was measured."""
+    """`runs/<run>/summary.json`. Rewards and successes are 0 where nothing was measured.
+
+    `breaks` are turns that went on from no other, by cause; `dropped_tokens` the sampled tokens that no sequence
+    has, by reason.
+    """
 
     steps: int
     reward_first_fifth: float
@@ -36,6 +40,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     train_s: float
     wall_s: float
     seed: int
+    breaks: dict[str, int]
+    dropped_tokens: dict[str, int]
 
 
 def summary(progress: Progress, ledger: Ledger, config: RunConfig, *, wall_s: float | None = None) -> Summary:
@@ -64,6 +70,8 @@ def summary(progress: Progress, ledger: Ledger, config: RunConfig, *, wall_s: fl
         train_s=max(0.0, trained_at - progress.training_began_at - progress.rested_s),
         wall_s=progress.last_at - progress.submitted_at if wall_s is None else wall_s,
         seed=config.run.seed,
+        breaks={cause.value: progress.breaks[cause] for cause in sorted(progress.breaks)},
+        dropped_tokens=dict(sorted(progress.dropped.items())),
     )
 
 

@@ -3,17 +3,18 @@
 Promises: every sampled token of a turn that the harness used stands in exactly one sequence, and every
 other sampled token is counted with a reason; where a token stands twice because conversations
 branched, it is trained once and context elsewhere; only tokens that the policy was free to choose
-are in the loss.
+are in the loss; no smaller number of sequences would do.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import pairwise
 
 import msgspec
 
 from openforge.protos import (
     BranchCause,
+    Caller,
     Dropped,
     Span,
     TurnStatus,
@@ -45,13 +46,18 @@ class Merged(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float
 
 
-def merge(conversation: Conversation) -> Merged:
-    """The sequences to train; raises `RecordBroken` where the turns do not belong together."""
+def merge(conversation: Conversation, *, context: Collection[Caller] = (), orphaned: Collection[int] = ()) -> Merged:
+    """The sequences to train; raises `RecordBroken` where the turns do not belong together.
+
+    Turns of the callers in `context` are not trained, and neither are `orphaned` ones, whose answers came to
+    nobody, unless the harness went on from them.
+    """
     heads = {turn.fact.turn: _continued(conversation, turn) for turn in conversation}
-    used = _used(conversation, heads)
-    chains = _chains(conversation, heads, used)
-    sequences = tuple(_sequence(conversation.turns[chain.leaf], chain.turns) for chain in chains)
-    dropped = _dropped(conversation, used)
+    used = _used(conversation, heads, orphaned)
+    beside = _beside(conversation, heads, context)
+    trained = used - beside
+    sequences = tuple(_sequence(chain) for chain in _chains(conversation, trained))
+    dropped = _dropped(conversation, trained, used & beside, orphaned, heads)
     sampled = sum(turn.sampled_length for turn in conversation)
     delivered = sampled - sum(entry.tokens for entry in dropped)
     prompt, least = _prompt_tokens(sequences, delivered)
@@ -62,15 +68,20 @@ def merge(conversation: Conversation) -> Merged:
         delivered_fraction=delivered / sampled if sampled else 1.0,
         prompt_tokens=prompt,
         extra_prefill_ratio=prompt / least if least > 0 else 1.0,
-        breaks=dict(Counter(turn.fact.cause for turn in conversation if turn.fact.cause not in _NO_BREAK)),
-        temperature=_temperature(conversation, used),
+        breaks=_breaks(conversation, heads),
+        temperature=_temperature(conversation, trained),
     )
 
 
-class _Chain(msgspec.Struct, frozen=True):
-    """A sequence to be: the ids of `leaf`, in which the answers of `turns` are trained."""
+class _Chain(msgspec.Struct):
+    """A sequence to be: the ids of turn `leaf`, in which the answers of `turns`, the last one first, are trained.
+
+    Nothing before position `free` is.
+    """
 
     leaf: int
+    ids: bytes
+    free: int
     turns: list[RebuiltTurn]
 
 
@@ -82,10 +93,12 @@ def _continued(conversation: Conversation, turn: RebuiltTurn) -> int | None:
     return None
 
 
-def _used(conversation: Conversation, heads: dict[int, int | None]) -> set[int]:
+def _used(conversation: Conversation, heads: dict[int, int | None], orphaned: Collection[int]) -> set[int]:
     """The turns that the harness worked with: those it read to the end, and those it went on from."""
     read = {
-        turn.fact.turn for turn in conversation if turn.fact.status is TurnStatus.DELIVERED and _loss_tokens(turn) > 0
+        turn.fact.turn
+        for turn in conversation
+        if turn.fact.status is TurnStatus.DELIVERED and turn.fact.turn not in orphaned and _loss_tokens(turn) > 0
     }
     went_on = {heads[number] for number in _with_heads(read, heads)}
     superseded = _superseded(conversation, went_on, read)
@@ -127,33 +140,79 @@ def _same_question(conversation: Conversation) -> list[list[int]]:
     ]
 
 
-def _chains(conversation: Conversation, heads: dict[int, int | None], used: set[int]) -> list[_Chain]:
-    """One chain for each used turn that no used turn goes on from. The first to reach a turn trains it."""
-    inner = {heads[number] for number in used}
-    claimed: set[int] = set()
-    chains = []
-    for leaf in sorted(used - inner):
-        path = []
-        current: int | None = leaf
-        while current is not None and current not in claimed:
-            claimed.add(current)
-            path.append(conversation.turns[current])
-            current = heads[current]
-        chains.append(_Chain(leaf, path[::-1]))
-    return chains
+def _caller_of(conversation: Conversation, heads: dict[int, int | None], turn: RebuiltTurn) -> Caller:
+    """Whose call it was, as told or as what came later shows.
+
+    A title may be asked for before the conversation that it is for begins. The proxy lets a second conversation
+    start only where it takes what came before for such calls.
+    """
+    if turn.fact.caller is not Caller.MAIN:
+        return turn.fact.caller
+    started = [other.fact.turn for other in conversation if other.fact.cause is BranchCause.START and other.fact.tools]
+    first = turn
+    while (head := heads[first.fact.turn]) is not None:
+        first = conversation.turns[head]
+    early = first.fact.cause is BranchCause.START and not first.fact.tools
+    return Caller.SIDE_CALL if early and any(number > first.fact.turn for number in started) else Caller.MAIN
 
 
-def _sequence(leaf: RebuiltTurn, turns: Sequence[RebuiltTurn]) -> TrainingSequence:
+def _breaks(conversation: Conversation, heads: dict[int, int | None]) -> dict[BranchCause, int]:
+    """Turns that went on from no other, by cause. What began before the agent's own conversation is a side call."""
+    breaks: Counter[BranchCause] = Counter()
+    for turn in conversation:
+        cause = turn.fact.cause
+        if cause is BranchCause.START and _caller_of(conversation, heads, turn) is Caller.SIDE_CALL:
+            cause = BranchCause.SIDE_CALL
+        if cause not in _NO_BREAK:
+            breaks[cause] += 1
+    return dict(breaks)
+
+
+def _beside(conversation: Conversation, heads: dict[int, int | None], context: Collection[Caller]) -> set[int]:
+    """The turns of callers that are not trained."""
+    if not context:
+        return set()
+    return {turn.fact.turn for turn in conversation if _caller_of(conversation, heads, turn) in context}
+
+
+def _chains(conversation: Conversation, trained: set[int]) -> list[_Chain]:
+    """The fewest chains of turns of which each one's prompt begins with the whole of the one before.
+
+    From the longest turns to the shortest, each joins a chain that begins with it and trains nothing within it. All
+    chains that do are the same up to there, so it does not matter which one it takes, and a new chain is begun only
+    where all of them are taken, which no other choice could have avoided.
+    """
+    chains: list[_Chain] = []
+    for turn in sorted(
+        (conversation.turns[number] for number in trained), key=lambda turn: (-turn.length, turn.fact.turn)
+    ):
+        ids = turn.ids
+        within = [chain for chain in chains if chain.ids.startswith(ids)]
+        if not _loss_tokens(turn) and within:
+            within[0].turns.append(turn)
+            continue
+        free = [chain for chain in within if chain.free >= turn.length]
+        if not free:
+            free = [_Chain(turn.fact.turn, ids, turn.length, [])]
+            chains += free
+        chain = min(free, key=lambda chain: chain.leaf)
+        chain.turns.append(turn)
+        chain.free = turn.prompt_length
+    return sorted(chains, key=lambda chain: chain.leaf)
+
+
+def _sequence(chain: _Chain) -> TrainingSequence:
     loss: list[Span] = []
     versions: list[VersionSpan] = []
     logprobs = b""
+    turns = sorted(chain.turns, key=lambda turn: (turn.length, turn.fact.turn))
     for turn in turns:
         for span in turn.free():
             loss.append(Span(turn.prompt_length + span.start, span.length))
             logprobs += turn.fact.logprobs[span.start * _ID_BYTES : (span.start + span.length) * _ID_BYTES]
             versions += _versions_within(turn, span)
     return TrainingSequence(
-        ids=leaf.ids,
+        ids=chain.ids,
         loss=tuple(loss),
         logprobs=logprobs,
         versions=tuple(versions),
@@ -172,18 +231,29 @@ def _versions_within(turn: RebuiltTurn, span: Span) -> list[VersionSpan]:
     return found
 
 
-def _dropped(conversation: Conversation, used: set[int]) -> tuple[Dropped, ...]:
+def _dropped(
+    conversation: Conversation,
+    trained: set[int],
+    beside: set[int],
+    orphaned: Collection[int],
+    heads: dict[int, int | None],
+) -> tuple[Dropped, ...]:
     tokens: Counter[str] = Counter()
     for turn in conversation:
-        if turn.fact.turn not in used and turn.sampled_length:
-            tokens[_why_dropped(turn)] += turn.sampled_length
+        if turn.fact.turn in trained or not turn.sampled_length:
+            continue
+        aside = turn.fact.turn in beside
+        why = _caller_of(conversation, heads, turn).value if aside else _why_dropped(turn, orphaned)
+        tokens[why] += turn.sampled_length
     return tuple(Dropped(reason=reason, tokens=tokens[reason]) for reason in sorted(tokens))
 
 
-def _why_dropped(turn: RebuiltTurn) -> str:
+def _why_dropped(turn: RebuiltTurn, orphaned: Collection[int]) -> str:
     if turn.fact.status is not TurnStatus.DELIVERED:
         return turn.fact.status.value
-    return "superseded" if _loss_tokens(turn) else "forced"
+    if not _loss_tokens(turn):
+        return "forced"
+    return "orphaned" if turn.fact.turn in orphaned else "superseded"
 
 
 def _loss_tokens(turn: RebuiltTurn) -> int:

@@ -17,6 +17,7 @@ from openforge.protos.key import KEY_BUCKET, AttemptKey, key_entry
 from openforge.protos.policy import BatchTrained, LagCount, PolicyPublished, PolicyServed, TrajectoryRetired
 from openforge.protos.reasons import (
     BranchCause,
+    Caller,
     EndReason,
     FailReason,
     FinishReason,
@@ -56,6 +57,7 @@ __all__ = [
     "BatchTrained",
     "BlobRef",
     "BranchCause",
+    "Caller",
     "DeadLetter",
     "Dropped",
     "EndReason",

@@ -96,7 +96,8 @@ class EpisodeSealed(Fact, frozen=True, kw_only=True, tag=True):
     """The proxy takes no more calls of the attempt, and `turns` are all that it recorded.
 
     `refused` counts the calls that came after the end; `engine_failures` the calls whose answer the
-    harness never got for a reason of ours.
+    harness never got for a reason of ours, `malformed` those that could not be read. `orphaned` are turns whose
+    answer, as far as is known, came to a harness that was no longer there.
     """
 
     kind: ClassVar[str] = "episode"
@@ -108,6 +109,8 @@ class EpisodeSealed(Fact, frozen=True, kw_only=True, tag=True):
     turns: tuple[int, ...]
     refused: int = 0
     engine_failures: int = 0
+    malformed: int = 0
+    orphaned: tuple[int, ...] = ()
 
     def key(self) -> tuple[str | int, ...]:
         return (self.episode, self.attempt)

@@ -45,6 +45,10 @@ class Fact(msgspec.Struct, frozen=True, kw_only=True, tag_field="fact"):
         """What makes this telling the only one of its name within the run."""
         raise NotImplementedError
 
+    def repeats(self) -> bool:
+        """Whether long stretches of the bytes come more than once, so that packing them pays."""
+        return False
+
     def subject(self) -> str:
         return self.subject_for(self.run, *self.key())
 

@@ -129,6 +129,21 @@ class BranchCause(StrEnum):
     """Another agent of the same attempt began."""
     RESAMPLED = "resampled"
     """The harness asked the same question again after it had an answer."""
+    TRANSIENT = "transient"
+    """The message that stood last in an earlier call is gone; some harnesses add one for a single call."""
+    UNKNOWN = "unknown"
+    """Another call went on from the same turn, and nothing that the harness says or sends explains this one."""
+
+
+class Caller(StrEnum):
+    """Which of the harness's conversations a turn belongs to."""
+
+    MAIN = "main"
+    """The agent's own conversation."""
+    SUB_AGENT = "sub_agent"
+    """An agent that the agent started."""
+    SIDE_CALL = "side_call"
+    """A call beside the conversations, such as a title or a summary."""
 
 
 class TurnStatus(StrEnum):

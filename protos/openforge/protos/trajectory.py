@@ -82,6 +82,10 @@ class TrajectoryVerified(Fact, frozen=True, kw_only=True, tag=True):
     def key(self) -> tuple[str | int, ...]:
         return (env_token(self.task.env), self.harness, self.episode)
 
+    def repeats(self) -> bool:
+        """What sequences share is written once for each, and stored once."""
+        return len(self.sequences) > 1
+
     def oldest_version(self) -> int | None:
         """The oldest weight version over the loss tokens; None where nothing was sampled."""
         versions = [span.version for sequence in self.sequences for span in sequence.versions]

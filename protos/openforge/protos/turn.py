@@ -5,7 +5,7 @@ from typing import ClassVar
 import msgspec
 
 from openforge.protos.fact import BlobRef, Fact, Span, VersionSpan
-from openforge.protos.reasons import BranchCause, FinishReason, TurnStatus
+from openforge.protos.reasons import BranchCause, Caller, FinishReason, TurnStatus
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,13 +20,18 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HarnessIdentity(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the harness says of itself. Hints within an attempt's own key, never authority."""
+    """What the harness says of itself. Hints within an attempt's own key, never authority.
+
+    `window` changes when a thread's history is replaced. `purpose` is what the call is for, `compaction` for one.
+    """
 
     user_agent: str = ""
     session: str = ""
     thread: str = ""
     parent_thread: str = ""
     sub_agent: str = ""
+    window: str = ""
+    purpose: str = ""
 
 
 class EngineIdentity(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -86,6 +91,7 @@ class TurnRecorded(Fact, frozen=True, kw_only=True, tag=True):
     timing: Timing
     images: tuple[str, ...] = ()
     routed_experts: BlobRef | None = None
+    caller: Caller = Caller.MAIN
 
     def key(self) -> tuple[str | int, ...]:
         return (self.episode, self.attempt, self.turn)

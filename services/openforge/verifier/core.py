@@ -9,6 +9,7 @@ import msgspec
 
 from openforge.env.verdict import Scored, number
 from openforge.protos import (
+    Caller,
     EpisodeEnded,
     EpisodeFailed,
     EpisodeRequested,
@@ -19,6 +20,7 @@ from openforge.protos import (
     TurnRecorded,
     count,
 )
+from openforge.runs.config import TrainingSection
 from openforge.tokens import Conversation, Merged, RecordBroken, merge, rebuild
 
 
@@ -55,7 +57,7 @@ class Claimed(msgspec.Struct, frozen=True):
     reward: float
 
 
-def record_of(evidence: Evidence) -> Record | Failure:
+def record_of(evidence: Evidence, training: TrainingSection = TrainingSection()) -> Record | Failure:
     """The merged turns of an attempt that ended by the policy's doing; otherwise why it failed."""
     ended, sealed = evidence.ended, evidence.sealed
     if not ended.reason.policy_can_cause:
@@ -65,12 +67,18 @@ def record_of(evidence: Evidence) -> Record | Failure:
         return Failure(FailReason.ENGINE_FAILED, f"{sealed.engine_failures} model {calls} not answered")
     try:
         conversation = rebuild(evidence.turns, sealed.turns)
-        merged = merge(conversation)
+        merged = merge(conversation, context=_context(training), orphaned=sealed.orphaned)
     except RecordBroken as error:
         return Failure(FailReason.RECORD_BROKEN, str(error))
     if not merged.sampled_tokens:
         return Failure(FailReason.RECORD_BROKEN, f"the attempt ended as {ended.reason} without a sampled token")
     return Record(conversation, merged)
+
+
+def _context(training: TrainingSection) -> frozenset[Caller]:
+    """Whose turns the run does not train."""
+    said = {Caller.SIDE_CALL: training.side_calls, Caller.SUB_AGENT: training.sub_agents}
+    return frozenset(caller for caller, what in said.items() if what == "context")
 
 
 def rewarded_by(ended: EpisodeEnded, *, has_checks: bool, trust_env_reward: bool) -> ToCheck | Claimed | Failure:

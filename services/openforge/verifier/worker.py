@@ -68,7 +68,7 @@ class Verifier:
         )
 
     async def decide(self, evidence: Evidence) -> TrajectoryVerified | EpisodeFailed:
-        record = record_of(evidence)
+        record = record_of(evidence, (await self._config(evidence.sealed.run)).training)
         if isinstance(record, Failure):
             return failed(evidence, record)
         verdict = await self._verdict(evidence)

@@ -13,6 +13,7 @@ from openforge.protos import (
     BatchTrained,
     EpisodeFailed,
     EpisodeRequested,
+    EpisodeSealed,
     Fact,
     GroupClosed,
     GroupOpened,
@@ -79,6 +80,21 @@ def test_attempts_that_failed_are_counted_with_their_tokens_and_causes() -> None
     assert ledger.train.failed.tokens == 2 * failures
     assert ledger.train.attempts == ledger.train.requested.episodes + failures - ledger.train.failed.episodes
     assert sum(fate.requested for fate in ledger.by_task.values()) == ledger.train.requested.episodes
+
+
+def test_a_turn_that_was_told_after_the_seal_is_counted_apart() -> None:
+    facts = told()
+    verdict = next(fact for fact in reversed(facts) if isinstance(fact, TrajectoryVerified))
+    attempt = (verdict.episode, verdict.attempt)
+    turns = [fact for fact in facts if isinstance(fact, TurnRecorded) and (fact.episode, fact.attempt) == attempt]
+    seal = EpisodeSealed(
+        run="r", episode=verdict.episode, attempt=verdict.attempt, turns=tuple(turn.turn for turn in turns)
+    )
+    late = msgspec.structs.replace(turns[-1], turn=turns[-1].turn + 1)
+    for after in ([seal, late], [late, seal]):
+        ledger = ledger_of([*facts, *after])
+        assert ledger.closes, ledger.differences
+        assert ledger.train.dropped_tokens.get("late", 0) + ledger.eval.dropped_tokens.get("late", 0) == 2
 
 
 def test_a_ledger_is_json() -> None:
@@ -162,7 +178,7 @@ def test_a_run_that_ended_is_finished_and_summed_up() -> None:
     assert " ".join(msgspec.to_builtins(told_summary)) == (
         "steps reward_first_fifth reward_last_fifth success_heldout_before success_heldout_after "
         "success_heldout_after_low heldout_episodes episodes turns tokens delivered_fraction sequences_per_episode "
-        "lag_max max_lag ledger_closes train_s wall_s seed"
+        "lag_max max_lag ledger_closes train_s wall_s seed breaks dropped_tokens"
     )
 
 

@@ -1,14 +1,22 @@
+import random
+from collections.abc import Iterator
+
+import msgspec
+from fact_examples import FACTS
 from hypothesis import given
 from hypothesis import strategies as st
 
+from openforge.bus.envelope import open_, seal
 from openforge.protos import (
     BranchCause,
+    Caller,
     Dropped,
     EngineIdentity,
     FinishReason,
     Sampling,
     Span,
     Timing,
+    TrajectoryVerified,
     TurnRecorded,
     TurnStatus,
     VersionSpan,
@@ -18,8 +26,9 @@ from openforge.protos import (
     unpack_ids,
     unpack_logprobs,
 )
-from openforge.tokens import Merged, merge, rebuild
+from openforge.tokens import Conversation, Merged, RebuiltTurn, merge, rebuild
 
+TRAJECTORY = next(fact for fact in FACTS if isinstance(fact, TrajectoryVerified))
 DELIVERED, ABANDONED, ABORTED = TurnStatus.DELIVERED, TurnStatus.ABANDONED, TurnStatus.ABORTED
 
 
@@ -284,3 +293,78 @@ def test_no_sequence_goes_on_where_another_ends(turns: list[TurnRecorded]) -> No
             if first is not second and first_of_second.fact.parent == last.fact.turn:
                 assert first_of_second.fact.prefix < last.length
     assert merged.extra_prefill_ratio >= 1.0
+
+
+def test_what_sequences_share_is_stored_once() -> None:
+    """Ten branches over a prompt of 8,000 tokens take hardly more room on the bus than one."""
+    prompt = random.Random(0).choices(range(40_000), k=8000)
+    turns = [_turn(0, prompt, [1, 2])]
+    turns += [
+        _turn(number, [number], [3], parent=0, prefix=8000, cause=BranchCause.REWRITTEN) for number in range(1, 11)
+    ]
+    sizes = [_stored(_merged(*turns[:branches])) for branches in (2, 11)]
+    assert sizes[1] < 1.1 * sizes[0]
+
+
+def _stored(merged: Merged) -> int:
+    fact = msgspec.structs.replace(TRAJECTORY, sequences=merged.sequences)
+    payload, encoding = seal(fact.encode(), repeats=fact.repeats())
+    assert open_(bytes(payload), encoding) == fact.encode()
+    return len(payload)
+
+
+def test_the_number_of_sequences_is_the_least_even_where_two_answers_are_the_same() -> None:
+    """Each of two equal answers is continued once: two sequences, not three."""
+    merged = _merged(
+        _turn(0, [1], [2]),
+        _turn(1, [1], [2]),
+        _turn(2, [3], [4], parent=1, prefix=2),
+        _turn(3, [5], [6], parent=1, prefix=2, cause=BranchCause.UNKNOWN),
+    )
+    assert sorted(_trained(merged)) == [[2, 4], [2, 6]]
+
+
+@given(_attempts().filter(lambda turns: len(turns) <= 6))
+def test_no_other_grouping_needs_fewer_sequences(turns: list[TurnRecorded]) -> None:
+    """All ways to put the trained turns into sequences are tried."""
+    conversation = rebuild(turns)
+    merged = merge(conversation)
+    trained = [number for sequence in merged.sequences for number in sequence.turns]
+    free = [number for number in trained if covered(tuple(conversation.turns[number].free()))]
+    assert len(merged.sequences) == min((len(groups) for groups in _groupings(conversation, free)), default=0)
+
+
+def _groupings(conversation: Conversation, turns: list[int]) -> Iterator[list[list[int]]]:
+    """Every way to share the turns out to sequences in which no two of them train the same token."""
+    if not turns:
+        yield []
+        return
+    last = turns[-1]
+    for groups in _groupings(conversation, turns[:-1]):
+        yield [*groups, [last]]
+        for at, group in enumerate(groups):
+            if all(_go_together(conversation.turns[last], conversation.turns[other]) for other in group):
+                yield [*groups[:at], [*group, last], *groups[at + 1 :]]
+
+
+def _go_together(one: RebuiltTurn, other: RebuiltTurn) -> bool:
+    return one.prompt.startswith(other.ids) or other.prompt.startswith(one.ids)
+
+
+def test_callers_that_the_run_does_not_train_are_counted() -> None:
+    title = msgspec.structs.replace(_turn(1, [7], [8, 9]), caller=Caller.SIDE_CALL)
+    agent = msgspec.structs.replace(_turn(2, [5], [6]), caller=Caller.SUB_AGENT)
+    turns = (_turn(0, [1], [2]), title, agent)
+    assert len(_merged(*turns).sequences) == 3
+    merged = merge(rebuild(turns), context=[Caller.SIDE_CALL, Caller.SUB_AGENT])
+    assert _trained(merged) == [[2]]
+    assert merged.dropped == (Dropped(reason="side_call", tokens=2), Dropped(reason="sub_agent", tokens=1))
+    assert merged.delivered_fraction == 1 / 4
+
+
+def test_an_answer_that_came_to_nobody_is_not_trained_unless_it_was_used() -> None:
+    turns = [_turn(0, [1], [2])]
+    merged = merge(rebuild(turns), orphaned=[0])
+    assert (merged.sequences, merged.dropped) == ((), (Dropped(reason="orphaned", tokens=1),))
+    turns.append(_turn(1, [3], [4], parent=0, prefix=2))
+    assert _trained(merge(rebuild(turns), orphaned=[0])) == [[2, 4]]

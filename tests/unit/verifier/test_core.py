@@ -2,7 +2,8 @@ import pytest
 from attempts import TURN_TOKENS, changed, command, conversation, ended, requested, sealed
 
 from openforge.env.verdict import Scored
-from openforge.protos import BranchCause, EndReason, FailReason, TurnRecorded, covered
+from openforge.protos import BranchCause, Caller, Dropped, EndReason, FailReason, TurnRecorded, covered
+from openforge.runs.config import TrainingSection
 from openforge.verifier.core import (
     Claimed,
     Evidence,
@@ -105,3 +106,13 @@ def test_a_claimed_reward_says_so() -> None:
     fact = verified(evidence, record, Claimed(0.5), behaviour={}, verifier="v")
     assert (fact.reward, fact.rewarded_by, len(fact.sequences)) == (0.5, "claim", 2)
     assert fact.breaks == {BranchCause.REWRITTEN: 1}
+
+
+def test_what_the_run_does_not_train_is_counted() -> None:
+    title = changed(TURNS[0], turn=2, cause=BranchCause.SIDE_CALL, caller=Caller.SIDE_CALL)
+    evidence = _evidence(turns=[*TURNS, title])
+    everything, less = record_of(evidence), record_of(evidence, TrainingSection(side_calls="context"))
+    assert isinstance(everything, Record)
+    assert isinstance(less, Record)
+    assert everything.merged.delivered_fraction == 1.0
+    assert less.merged.dropped == (Dropped(reason="side_call", tokens=TURN_TOKENS),)

@@ -25,7 +25,7 @@ from openforge.protos import (
 )
 
 TOLERANCE = 1e-3
-_EXPLAINED = {TurnStatus.ABANDONED.value, TurnStatus.ABORTED.value, "superseded"}
+_EXPLAINED = {TurnStatus.ABANDONED.value, TurnStatus.ABORTED.value, "superseded", "orphaned"}
 
 
 class Evidence(msgspec.Struct, kw_only=True):

@@ -37,6 +37,8 @@ def write_report(
         "ENDS": _table(("how attempts ended", "n"), sorted(story.ends.items())),
         "FAILURES": _table(("attempts without a verdict, by cause", "n"), sorted(story.failures.items())),
         "RETIREMENTS": _table(("verified but not trained, by cause", "n"), sorted(story.retirements.items())),
+        "BREAKS": _table(("turns that go on from no other, by cause", "n"), sorted(story.breaks.items())),
+        "DROPPED": _table(("sampled tokens in no sequence, by reason", "n"), sorted(story.dropped.items())),
         "STARTED": _table(
             ("task", "harness", "started", "trained", "retired", "failed or open"), story.started_and_trained()
         ),

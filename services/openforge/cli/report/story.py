@@ -68,6 +68,8 @@ class Story(msgspec.Struct, kw_only=True):
     ends: Counter[str] = msgspec.field(default_factory=Counter)
     failures: Counter[str] = msgspec.field(default_factory=Counter)
     retirements: Counter[str] = msgspec.field(default_factory=Counter)
+    breaks: Counter[str] = msgspec.field(default_factory=Counter)
+    dropped: Counter[str] = msgspec.field(default_factory=Counter)
     served: list[tuple[int, float]] = []
     keep_turns: int = 1500
 
@@ -111,6 +113,8 @@ class Story(msgspec.Struct, kw_only=True):
         episode.attempt, episode.reward, episode.ended = fact.attempt, fact.reward, str(fact.ended)
         episode.version, episode.sampled_tokens = fact.oldest_version(), fact.sampled_tokens
         episode.metrics = fact.metrics
+        self.breaks.update({str(cause): count for cause, count in fact.breaks.items()})
+        self.dropped.update({dropped.reason: dropped.tokens for dropped in fact.dropped})
 
     def _step(self, fact: BatchTrained, at: float) -> None:
         for name in fact.episodes:
