@@ -1,6 +1,9 @@
 """A proxy at work in this process: real bus, real sockets, an engine from a script."""
 
 import asyncio
+import json
+import os
+import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -35,7 +38,7 @@ def run_config(model: Path, *, context: int = 4096, **changes: object) -> RunCon
         "run": {"name": RUN, "steps": 1},
         "model": {"path": str(model), "context": context},
         "environment": {"name": "shell", "harness": "mini"},
-        "sampling": {"max_tokens": 512},
+        "sampling": {"max_tokens": 128},
         **changes,
     }
     return config_of(msgspec.json.encode(said).decode())
@@ -132,6 +135,29 @@ class ProxyAtWork:
             while (told := await self.bus.find(EpisodeSealed, RUN, episode, attempt)) is None:
                 await asyncio.sleep(0.02)
         return told.fact
+
+
+async def started_process(proxy: ProxyAtWork, tmp_path: Path) -> asyncio.subprocess.Process:
+    """A proxy with these settings in a process of its own."""
+    root = Path(__file__).parents[2]
+    env = os.environ | {
+        "PYTHONPATH": os.pathsep.join(str(root / room) for room in ("protos", "libs", "services", "envs")),
+        "OPENFORGE_RUN": "r",
+        "OPENFORGE_NATS_URL": proxy.bus.settings.url,
+        "OPENFORGE_ENGINE_URL": proxy.settings.engine_url,
+        "OPENFORGE_PROXY_URL": proxy.settings.proxy_url,
+        "OPENFORGE_PROXY_REPLICAS": str(proxy.settings.proxy_replicas),
+        "OPENFORGE_HEALTH_FILE": str(tmp_path / "health.json"),
+        "OPENFORGE_DIE_WITH_PARENT": "1",
+    }
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "openforge.proxy", env=env, stderr=asyncio.subprocess.DEVNULL
+    )
+    async with asyncio.timeout(30):
+        while not (health := tmp_path / "health.json").exists() or not json.loads(health.read_text())["ready"]:
+            assert process.returncode is None
+            await asyncio.sleep(0.05)
+    return process
 
 
 @pytest.fixture

@@ -52,11 +52,26 @@ class Chain:
         return self._ordinals.setdefault(call_id, len(self._ordinals))
 
 
+def call_ids(messages: Sequence[Message]) -> tuple[str, ...]:
+    """The ids of a conversation's tool calls in the order in which they appear."""
+    found: dict[str, None] = {}
+    for message in messages:
+        found |= dict.fromkeys(call.id for call in message.tool_calls)
+        if message.tool_call_id:
+            found[message.tool_call_id] = None
+    return tuple(found)
+
+
 def chain_of(messages: Sequence[Message]) -> Chain:
     chain = Chain()
     for message in messages:
         chain.add(message)
     return chain
+
+
+def answer_key(answer: Message) -> bytes:
+    """The same for an assistant message and its echo, wherever they stand."""
+    return chain_of([answer]).value
 
 
 def normal_arguments(arguments: str) -> Any:

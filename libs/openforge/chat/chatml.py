@@ -60,8 +60,6 @@ class ChatMLHermes:
     def bridge(
         self, prompt_and_answer: Sequence[int], new_messages: Sequence[Message], tools: Sequence[Tool]
     ) -> list[int] | None:
-        if any(message.role == "assistant" for message in new_messages):
-            return None
         ended = bool(prompt_and_answer) and prompt_and_answer[-1] == self._close
         ids = [] if ended else [self._close]
         ids += self._newline

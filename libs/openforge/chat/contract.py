@@ -101,8 +101,8 @@ class Renderer(Protocol):
     ) -> list[int] | None:
         """The ids to append to a recorded prompt and answer so that `new_messages` come next.
 
-        Closes a truncated answer. None where an assistant message is among the new ones or the template
-        cannot be continued.
+        Closes a truncated answer. An assistant message among the new ones is text that nobody sampled here, as
+        `render` would write it. None where the template cannot be continued so.
         """
         ...
 

@@ -16,7 +16,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from openforge.chat.dialect import BadRequest, Dialect, Head, Problem, Stream
 from openforge.chat.dialect import Request as Asked
 from openforge.protos import AttemptKey
-from openforge.proxy.calls import Call, Overflow, Refusal
+from openforge.proxy.bounds import check
+from openforge.proxy.calls import Call, Refusal
 from openforge.proxy.context import Context
 from openforge.proxy.core import Turn
 from openforge.proxy.desk import Desk, Desks
@@ -68,7 +69,7 @@ def make_app(context: Context, keys: Keys, desks: Desks) -> ASGIApp:
         try:
             return await _answer(context, door, name, route, request)
         except Refusal as refusal:
-            return _refused(dialect, refusal.problem, _words(dialect, refusal))
+            return _refused(dialect, refusal.problem, str(refusal))
         except BadRequest as error:
             return _refused(dialect, Problem.BAD_REQUEST, str(error))
         except ClientDisconnect:
@@ -108,8 +109,11 @@ async def _answer(context: Context, door: Door, name: str, route: str, request: 
     if isinstance(service, Models):
         return _json(service.listed([context.config.run.name]))
     dialect = service.dialect
-    asked = dialect.decode(await _body(request, context.settings.proxy_body_mb << 20), f"{route}?{request.url.query}")
-    harness = harness_of(request.headers)
+    with desk.reading():
+        body = await _body(request, context.settings.proxy_body_mb << 20)
+        asked = dialect.decode(body, route)
+        check(asked)
+    harness = harness_of(request.headers, body)
     if isinstance(service, Count):
         return _json(service.counted(desk.count(asked, harness)))
     found = desk.take(key, asked, dialect.NAME, harness, says_retry(request.headers))
@@ -136,12 +140,6 @@ def _json(body: bytes, status: int = 200) -> Response:
     return Response(body, status_code=status, media_type="application/json")
 
 
-def _words(dialect: Dialect, refusal: Refusal) -> str:
-    if isinstance(refusal, Overflow):
-        return dialect.overflow(refusal.prompt_tokens, refusal.window)
-    return str(refusal)
-
-
 def _refused(dialect: Dialect, problem: Problem, message: str) -> Response:
     return _json(dialect.error(problem, message), dialect.status(problem))
 
@@ -156,10 +154,7 @@ class _Delivery:
         self._found = found
         self._keep_alive_s = keep_alive_s
         self._head = Head(
-            id=found.id if isinstance(found, Call) else found.request,
-            created=int(time.time()),
-            model=asked.model,
-            prompt_tokens=found.order.placement.prompt_tokens if isinstance(found, Call) else found.prompt_tokens,
+            id=found.id if isinstance(found, Call) else found.request, created=int(time.time()), model=asked.model
         )
         self._stream = dialect.stream(self._head, asked) if asked.stream else None
         self._open = False
@@ -221,18 +216,16 @@ class _Delivery:
             await self._say(send, self._stream, self._stream.end(answer), more=False)
 
     async def _problem(self, refusal: Refusal, send: Send) -> None:
-        words = _words(self._dialect, refusal)
         if self._stream is not None and self._open:
-            await _write(send, self._stream.error(refusal.problem, words), more=False)
+            await _write(send, self._stream.error(refusal.problem, str(refusal)), more=False)
         else:
-            body = self._dialect.error(refusal.problem, words)
+            body = self._dialect.error(refusal.problem, str(refusal))
             await _send_json(send, self._dialect.status(refusal.problem), body)
 
     async def _say(self, send: Send, stream: Stream, piece: bytes, *, more: bool = True) -> None:
         if not self._open:
             self._open = True
-            kind = b"text/event-stream" if self._asked.events else b"application/json"
-            headers = [(b"content-type", kind), (b"cache-control", b"no-cache")]
+            headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             piece = stream.start() + piece
         await _write(send, piece, more=more)

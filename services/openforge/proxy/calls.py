@@ -34,15 +34,6 @@ class Refusal(Exception):
         self.problem = problem
 
 
-class Overflow(Refusal):
-    """The prompt leaves no room in the model's window: each dialect has its own words for it."""
-
-    def __init__(self, prompt_tokens: int, window: int) -> None:
-        super().__init__(Problem.TOO_LONG, f"the prompt has {prompt_tokens} tokens, which fill the window of {window}")
-        self.prompt_tokens = prompt_tokens
-        self.window = window
-
-
 class Order(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be sampled. `name` says whose call it is; `calls`: the answer may hold tool calls."""
 
@@ -62,7 +53,7 @@ class Call:
 
     def __init__(self, context: Context, order: Order, record: Record, leave: Callable[["Call"], None]) -> None:
         self.order = order
-        self.entry = OpenCall(order.placement.question.digest)
+        self.entry = OpenCall(order.placement.question.digest, order.placement)
         self.id = secrets.token_hex(8)
         self.sampled = Sampled()
         self.reasoning = self.text = ""
@@ -100,10 +91,18 @@ class Call:
             yield
         finally:
             self.entry.listeners -= 1
+            self._note_orphan()
             if self.entry.listeners == 0 and not self.outcome.done():
                 self._wanted.clear()
                 loop = asyncio.get_running_loop()
                 self._grace = loop.call_later(self._context.settings.proxy_grace_s, self.stop, TurnStatus.ABANDONED)
+
+    def _note_orphan(self) -> None:
+        """An answer that was told while everybody left reached nobody, unless a repeat fetches it."""
+        if self.entry.listeners or not self.outcome.done() or self.outcome.cancelled() or self.outcome.exception():
+            return
+        turn = self.outcome.result()
+        turn.received = bool(turn.received)
 
     async def more(self, thought: int, told: int) -> tuple[str, str]:
         """Reasoning after `thought` and text after `told` characters; both empty when the outcome is there."""
@@ -146,6 +145,7 @@ class Call:
             self.outcome.set_exception(Refusal(Problem.ENGINE_FAILED, "the proxy failed; the call may be repeated"))
         else:
             self.outcome.set_result(turn)
+            self._note_orphan()
         finally:
             if self._grace is not None:
                 self._grace.cancel()

@@ -5,30 +5,62 @@ that were recorded; everything else is a branch with a cause; the same facts giv
 No clock, socket or await in here.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
-from openforge.chat.canonical import Chain, tools_digest
+from openforge.chat.canonical import Chain, answer_key, call_ids, chain_of, tools_digest
 from openforge.chat.contract import Message, Renderer, Tool, ToolCall
 from openforge.chat.decoding import cut_at_stop
 from openforge.protos import (
     BranchCause,
+    Caller,
     EngineIdentity,
-    FinishReason,
     HarnessIdentity,
     Sampling,
     Timing,
     TurnRecorded,
     TurnStatus,
-    VersionSpan,
     pack_ids,
     pack_logprobs,
 )
+from openforge.proxy.causes import History
+from openforge.proxy.prompts import Script, view
+from openforge.proxy.turns import (
+    ID_BYTES,
+    Fresh,
+    Join,
+    OpenCall,
+    Placement,
+    Question,
+    Replay,
+    Sampled,
+    Standing,
+    Turn,
+    steps_of,
+)
 from openforge.tokens import rebuild
 
-_ID_BYTES = 4
+__all__ = [
+    "Asked",
+    "Attempt",
+    "Fresh",
+    "Join",
+    "OpenCall",
+    "Placement",
+    "PromptTooLong",
+    "Question",
+    "Replay",
+    "Sampled",
+    "Turn",
+    "reply_of",
+    "room",
+    "turn_fact",
+    "view",
+]
+
 _MESSAGES = msgspec.json.Decoder(tuple[Message, ...])
 _MESSAGE = msgspec.json.Decoder(Message)
 _TOOLS = msgspec.json.Decoder(tuple[Tool, ...])
@@ -38,142 +70,23 @@ class PromptTooLong(ValueError):
     """The prompt leaves no room for an answer."""
 
     def __init__(self, prompt_tokens: int, window: int) -> None:
-        super().__init__(f"the prompt has {prompt_tokens} tokens, which fill the window of {window}")
-        self.prompt_tokens = prompt_tokens
-        self.window = window
-
-
-@dataclass(slots=True)
-class Turn:
-    """A recorded turn. `steps` are the chain values after each message it adds, its reply the last.
-
-    `received`: its answer was written to a harness that was still there. `ids` is None where turn `continued_by`
-    begins with them.
-    """
-
-    number: int
-    cause: BranchCause
-    parent: int | None
-    prefix: int
-    kept: int
-    prompt_tokens: int
-    length: int
-    steps: tuple[bytes, ...]
-    tools: bytes
-    thread: str
-    digest: str
-    request: str
-    status: TurnStatus
-    finish: FinishReason
-    reply: Message
-    ids: bytes | None
-    continued_by: int | None = None
-    received: bool = False
-
-    @property
-    def sampled_tokens(self) -> int:
-        return self.length - self.prompt_tokens
-
-
-@dataclass(slots=True, frozen=True)
-class Question:
-    """One call as it compares with others: canonical messages, tools, who asks, and the digest of it all."""
-
-    messages: tuple[Message, ...]
-    tools: tuple[Tool, ...]
-    digest: str
-    chain: Chain
-    steps: tuple[bytes, ...]
-    bare_steps: tuple[bytes, ...]
-    harness: HarnessIdentity
-
-
-def steps_of(messages: Iterable[Message]) -> tuple[Chain, tuple[bytes, ...], tuple[bytes, ...]]:
-    """The chain after all messages, and its values after each."""
-    chain = Chain()
-    steps: list[bytes] = []
-    bare: list[bytes] = []
-    for message in messages:
-        chain.add(message)
-        steps.append(chain.value)
-        bare.append(chain.bare)
-    return chain, tuple(steps), tuple(bare)
-
-
-@dataclass(slots=True, frozen=True)
-class Placement:
-    """Where a call belongs: its prompt is the first `prefix` tokens of turn `parent`, then `suffix`."""
-
-    question: Question
-    cause: BranchCause
-    parent: int | None
-    prefix: int
-    kept: int
-    prompt: bytes
-    tools: bytes
-    same_tools: bool
-
-    @property
-    def prompt_tokens(self) -> int:
-        return len(self.prompt) // _ID_BYTES
-
-    @property
-    def suffix(self) -> bytes:
-        return self.prompt[self.prefix * _ID_BYTES :]
-
-    def prompt_ids(self) -> list[int]:
-        return view(self.prompt).tolist()
-
-
-@dataclass(slots=True)
-class Sampled:
-    """What the engine answered, so far or at all. `stop` is the stop string that ended it."""
-
-    ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: tuple[VersionSpan, ...] = ()
-    finish: FinishReason = FinishReason.ABORT
-    stop: str = ""
-
-
-@dataclass(slots=True)
-class OpenCall:
-    """A call that is not recorded yet, as far as repeats are concerned."""
-
-    digest: str
-    listeners: int = 0
-    given_up: bool = False
-
-
-@dataclass(slots=True, frozen=True)
-class Join:
-    """The same sample answers: wait for `call`."""
-
-    call: OpenCall
-
-
-@dataclass(slots=True, frozen=True)
-class Replay:
-    """The same sample answers: it is recorded as `turn`."""
-
-    turn: Turn
-
-
-@dataclass(slots=True, frozen=True)
-class Fresh:
-    """A sample of its own."""
+        super().__init__(
+            f"This model's maximum context length is {window} tokens. However, your request has {prompt_tokens} "
+            "input tokens. Please reduce the length of the messages."
+        )
 
 
 class Attempt:
-    """All that the proxy knows of one attempt's conversation."""
+    """All that the proxy knows of one attempt's conversations."""
 
     def __init__(self, renderer: Renderer) -> None:
-        self._renderer = renderer
+        self._script = Script(renderer, self._sampled_answer)
         self.turns: list[Turn] = []
         self.open: list[OpenCall] = []
+        self._history = History()
         self._after: dict[bytes, list[Turn]] = {}
-        self._after_bare: dict[bytes, list[Turn]] = {}
-        self._firsts: set[bytes] = set()
+        self._answers: dict[bytes, Turn] = {}
+        self._questions: dict[tuple[bytes, bytes, str], Turn] = {}
         self._by_digest: dict[str, Turn] = {}
 
     def admit(self, digest: str, retry: bool) -> Join | Replay | Fresh:
@@ -188,30 +101,61 @@ class Attempt:
 
     def place(self, question: Question) -> Placement:
         """Where a fresh call belongs."""
-        earlier = self._by_digest.get(question.digest)
+        tools = tools_digest(question.tools)
+        earlier = self._questions.get((question.steps[-1], tools, question.harness.thread))
         if earlier is not None:
             return self._again(question, earlier)
-        tools = tools_digest(question.tools)
-        known, at = self._deepest(question.steps, self._after)
-        if known is None:
-            return self._branch(question, tools, self._why(question, tools))
-        parent = max((turn for turn in known if turn.tools == tools), key=_likeliest, default=None)
-        if parent is None:
-            return self._branch(question, tools, BranchCause.TOOLS_CHANGED)
-        ids = self.ids(parent)
-        bridge = self._renderer.bridge(view(ids), question.messages[at:], question.tools)
-        if bridge is None:
-            return self._branch(question, tools, BranchCause.TEMPLATE)
+        parent, at = self._extended(question, tools)
+        cause, caller = self._history.explain(question, tools, self._standing(question, parent, at))
+        prompt = (
+            None if parent is None else self._script.extend(self.ids(parent), question.messages[at:], question.tools)
+        )
+        if parent is None or prompt is None or cause is not BranchCause.CONTINUED:
+            cause = BranchCause.TEMPLATE if cause is BranchCause.CONTINUED else cause
+            prompt = prompt or self._script.write(question.messages, question.tools)
+            return self._branch(question, tools, cause, caller, prompt)
         return Placement(
             question=question,
             cause=BranchCause.CONTINUED,
             parent=parent.number,
             prefix=parent.length,
             kept=at,
-            prompt=ids + pack_ids(bridge),
+            prompt=prompt,
             tools=tools,
             same_tools=True,
+            caller=caller,
         )
+
+    def settled(self, placement: Placement) -> Placement:
+        """The placement in the light of what happened beside the call since it was made, and as it is recorded."""
+        placement = self._as_recorded(placement)
+        if placement.cause is BranchCause.CONTINUED and placement.parent is not None:
+            followed = self.turns[placement.parent].followed
+            return dataclasses.replace(placement, cause=BranchCause.UNKNOWN) if followed else placement
+        if placement.cause is BranchCause.START and not placement.tools and self._has_main_beside(placement):
+            return dataclasses.replace(placement, cause=BranchCause.SIDE_CALL, caller=Caller.SIDE_CALL)
+        return placement
+
+    def _as_recorded(self, placement: Placement) -> Placement:
+        """The question with the tool call ids of the recorded conversation, where the harness wrote others."""
+        question = placement.question
+        if placement.parent is None or not placement.kept:
+            return placement
+        theirs = call_ids(question.messages[: placement.kept])
+        names = dict(zip(theirs, self.turns[placement.parent].calls, strict=False))
+        if all(theirs == ours for theirs, ours in names.items()):
+            return placement
+        messages = tuple(_renamed(message, names) for message in question.messages)
+        return dataclasses.replace(
+            placement, question=dataclasses.replace(question, messages=messages, chain=chain_of(messages))
+        )
+
+    def _has_main_beside(self, placement: Placement) -> bool:
+        """Whether another conversation of the same session began with tools: then one without is not the agent's."""
+        others = [call.placement for call in self.open if call.placement is not None]
+        began = [other.tools for other in others if other.cause is BranchCause.START and other is not placement]
+        began += [turn.tools for turn in self.turns if turn.cause is BranchCause.START]
+        return any(began)
 
     def ids(self, turn: Turn) -> bytes:
         """Prompt and answer of a turn, packed."""
@@ -219,7 +163,7 @@ class Attempt:
         while holder.ids is None:
             assert holder.continued_by is not None, "a turn without ids is continued by one that has them"
             holder = self.turns[holder.continued_by]
-        return holder.ids[: turn.length * _ID_BYTES]
+        return holder.ids[: turn.length * ID_BYTES]
 
     def add(self, fact: TurnRecorded, placement: Placement, reply: Message) -> Turn:
         """The turn that `fact` told."""
@@ -232,7 +176,7 @@ class Attempt:
             prefix=fact.prefix,
             kept=fact.kept,
             prompt_tokens=placement.prompt_tokens,
-            length=placement.prompt_tokens + len(fact.sampled) // _ID_BYTES,
+            length=placement.prompt_tokens + len(fact.sampled) // ID_BYTES,
             steps=(*placement.question.steps[fact.kept :], chain.value),
             tools=placement.tools,
             thread=fact.harness.thread,
@@ -242,8 +186,10 @@ class Attempt:
             finish=fact.finish,
             reply=reply,
             ids=placement.prompt + fact.sampled,
+            calls=call_ids((*placement.question.messages, reply)),
+            caller=fact.caller,
         )
-        self._index(turn, chain, placement.question.steps[0])
+        self._index(turn, chain, placement.question)
         return turn
 
     def restore(self, facts: Sequence[TurnRecorded]) -> None:
@@ -271,6 +217,7 @@ class Attempt:
                 prompt=rebuilt.prompt,
                 tools=tools_digest(tools[fact.turn]),
                 same_tools=not fact.tools,
+                caller=fact.caller,
             )
             self.add(fact, placement, reply)
 
@@ -281,15 +228,47 @@ class Attempt:
         chain, steps, bare = steps_of(messages)
         return Question(messages, tools, digest, chain, steps, bare, harness)
 
-    def _index(self, turn: Turn, after: Chain, first: bytes) -> None:
+    def _index(self, turn: Turn, after: Chain, question: Question) -> None:
         self.turns.append(turn)
         self._after.setdefault(after.value, []).append(turn)
-        self._after_bare.setdefault(after.bare, []).append(turn)
-        self._firsts.add(first)
+        self._history.add(turn, after, question)
+        key = answer_key(turn.reply)
+        if turn.status is TurnStatus.DELIVERED or key not in self._answers:
+            self._answers[key] = turn
+        self._questions[question.steps[-1], turn.tools, turn.thread] = turn
         self._by_digest[turn.digest] = turn
         if turn.parent is not None and turn.prefix == self.turns[turn.parent].length:
             parent = self.turns[turn.parent]
             parent.continued_by, parent.ids, parent.received = turn.number, None, True
+            parent.followed |= turn.caller is parent.caller and turn.status is TurnStatus.DELIVERED
+
+    def _sampled_answer(self, message: Message) -> bytes | None:
+        """The ids of an answer that was sampled here, if the message is one."""
+        turn = self._answers.get(answer_key(message))
+        return None if turn is None else self.ids(turn)[turn.prompt_tokens * ID_BYTES :]
+
+    def _extended(self, question: Question, tools: bytes) -> tuple[Turn | None, int]:
+        """The turn with the same tools that the longest part of the conversation goes on from, and how long that is.
+
+        Of several with equal histories and answers, one of the same thread, one that was delivered, the newest.
+        """
+        thread = question.harness.thread
+        for at in range(len(question.steps), 0, -1):
+            found = [turn for turn in self._after.get(question.steps[at - 1], ()) if turn.tools == tools]
+            if found:
+                delivered = TurnStatus.DELIVERED
+                return max(found, key=lambda turn: (turn.thread == thread, turn.status is delivered, turn.number)), at
+        return None, 0
+
+    def _standing(self, question: Question, parent: Turn | None, at: int) -> Standing:
+        """How the call stands to the record, for whoever explains it."""
+        known = next((n for n in range(len(question.steps), 0, -1) if question.steps[n - 1] in self._after), 0)
+        return Standing(
+            parent=parent,
+            at=at,
+            known=known,
+            fresh=all(message.role != "assistant" for message in question.messages[at:]),
+        )
 
     def _again(self, question: Question, earlier: Turn) -> Placement:
         """The same question as `earlier`: the same prompt, whatever was recorded meanwhile."""
@@ -300,13 +279,13 @@ class Attempt:
             parent=earlier.number if resampled else earlier.parent,
             prefix=earlier.prompt_tokens if resampled else earlier.prefix,
             kept=len(question.messages) if resampled else earlier.kept,
-            prompt=self.ids(earlier)[: earlier.prompt_tokens * _ID_BYTES],
+            prompt=self.ids(earlier)[: earlier.prompt_tokens * ID_BYTES],
             tools=earlier.tools,
             same_tools=resampled or (earlier.parent is not None and self.turns[earlier.parent].tools == earlier.tools),
+            caller=earlier.caller,
         )
 
-    def _branch(self, question: Question, tools: bytes, cause: BranchCause) -> Placement:
-        prompt = pack_ids(self._renderer.render(question.messages, question.tools))
+    def _branch(self, question: Question, tools: bytes, cause: BranchCause, caller: Caller, prompt: bytes) -> Placement:
         parent, prefix = self._nearest(prompt)
         return Placement(
             question=question,
@@ -317,14 +296,8 @@ class Attempt:
             prompt=prompt,
             tools=tools,
             same_tools=parent.tools == tools if parent else not tools,
+            caller=caller,
         )
-
-    def _deepest(self, steps: Sequence[bytes], after: dict[bytes, list[Turn]]) -> tuple[list[Turn] | None, int]:
-        """The recorded turns after which the longest part of the conversation stands, and how long that is."""
-        for at in range(len(steps), 0, -1):
-            if steps[at - 1] in after:
-                return after[steps[at - 1]], at
-        return None, 0
 
     def _nearest(self, prompt: bytes) -> tuple[Turn | None, int]:
         """The turn that shares the longest beginning with the prompt; the earliest one that has it all."""
@@ -353,38 +326,21 @@ class Attempt:
         yield from earlier
         yield from turn.steps
 
-    def _why(self, question: Question, tools: bytes) -> BranchCause:
-        """Why a call continues nothing, as far as its shape and the harness's own hints tell."""
-        if not self.turns:
-            return BranchCause.START
-        if self._deepest(question.bare_steps, self._after_bare)[0] is not None:
-            return BranchCause.REASONING_DROPPED
-        threads = {turn.thread for turn in self.turns}
-        if question.harness.sub_agent or (question.harness.thread and question.harness.thread not in threads):
-            return BranchCause.SUB_AGENT
-        if question.steps[0] in self._firsts:
-            longest = max(turn.kept + len(turn.steps) for turn in self.turns)
-            return BranchCause.COMPACTION if len(question.messages) < longest - 1 else BranchCause.REWRITTEN
-        fresh = all(message.role != "assistant" for message in question.messages)
-        return BranchCause.SIDE_CALL if fresh else BranchCause.REWRITTEN
 
-
-def _likeliest(turn: Turn) -> tuple[bool, int]:
-    """Among turns with equal histories and answers: one that was delivered, and the newest of these."""
-    return turn.status is TurnStatus.DELIVERED, turn.number
-
-
-def view(ids: bytes) -> "memoryview[int]":
-    """Packed ids as a sequence of numbers, not copied (little-endian machines only, as torch is)."""
-    return memoryview(ids).cast("i")
+def _renamed(message: Message, names: Mapping[str, str]) -> Message:
+    if not message.tool_calls and not message.tool_call_id:
+        return message
+    calls = tuple(msgspec.structs.replace(call, id=names.get(call.id, call.id)) for call in message.tool_calls)
+    answers = names.get(message.tool_call_id, message.tool_call_id)
+    return msgspec.structs.replace(message, tool_calls=calls, tool_call_id=answers)
 
 
 def shared_ids(one: bytes, other: bytes) -> int:
     """How many ids two packed arrays have in common at their beginning."""
-    low, high = 0, min(len(one), len(other)) // _ID_BYTES
+    low, high = 0, min(len(one), len(other)) // ID_BYTES
     while low < high:
         middle = (low + high + 1) // 2
-        same = one[low * _ID_BYTES : middle * _ID_BYTES] == other[low * _ID_BYTES : middle * _ID_BYTES]
+        same = one[low * ID_BYTES : middle * ID_BYTES] == other[low * ID_BYTES : middle * ID_BYTES]
         low, high = (middle, high) if same else (low, middle - 1)
     return low
 
@@ -457,4 +413,5 @@ def turn_fact(
         harness=question.harness,
         engine=asked.engine,
         timing=timing,
+        caller=placement.caller,
     )

@@ -7,13 +7,15 @@ and `turns` are all that were ever told.
 import asyncio
 import dataclasses
 import hashlib
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NoReturn
 
 from openforge.bus import AlreadyTold, Zombie
 from openforge.chat.canonical import retry_digest
 from openforge.chat.decoding import first_stop, reasoning_length
-from openforge.chat.dialect import Answer, Problem, Request
+from openforge.chat.dialect import Answer, BadRequest, Problem, Request
 from openforge.protos import (
     AttemptKey,
     EpisodeEnded,
@@ -24,13 +26,14 @@ from openforge.protos import (
     TurnRecorded,
     TurnStatus,
 )
-from openforge.proxy.calls import Call, Order, Overflow, Refusal
+from openforge.proxy.calls import Call, Order, Refusal
 from openforge.proxy.context import Context
 from openforge.proxy.core import Asked, Attempt, Join, PromptTooLong, Replay, Turn, reply_of, room, turn_fact, view
 from openforge.service import log
 from openforge.tokens import RecordBroken
 
-_MOST_CONTESTED = 3
+_MOST_CONTESTED = 8
+_SEALED_KEPT = 100_000
 
 
 def ended(name: str) -> Refusal:
@@ -40,7 +43,7 @@ def ended(name: str) -> Refusal:
 class Desk:
     def __init__(self, context: Context, episode: str, attempt: int) -> None:
         self.closed = False
-        self.refused = 0
+        self.refused = self.malformed = 0
         self._context = context
         self._run = context.config.run.name
         self._episode = episode
@@ -68,6 +71,8 @@ class Desk:
         tree.open = self._tree.open
         try:
             tree.restore(facts)
+            for turn, known in zip(tree.turns, self._tree.turns, strict=False):
+                turn.received = turn.received or known.received
         except RecordBroken as error:
             log.error("record broken", error=error, episode=self._episode, attempt=self._attempt)
             self.closed = True  # the verifier says what that means; here nothing can be continued
@@ -75,7 +80,29 @@ class Desk:
         self._tree = tree
         self._ordinal = max(self._ordinal, len(tree.turns))
 
+    async def catch_up(self) -> None:
+        """Take up what another proxy told of this attempt since."""
+        while await self._context.bus.find(TurnRecorded, self._run, self._episode, self._attempt, self._next):
+            async with self._telling:
+                await self._load_turns()
+            if self.closed:
+                return
+
+    @property
+    def _next(self) -> int:
+        """The number of the next turn, as far as this proxy knows."""
+        return len(self._tree.turns)
+
     # -- taking calls
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Requests are read here: those that cannot be are counted."""
+        try:
+            yield
+        except BadRequest:
+            self.malformed += 1
+            raise
 
     def take(
         self, key: AttemptKey, request: Request, dialect: str, harness: HarnessIdentity, retry: bool
@@ -140,7 +167,7 @@ class Desk:
         try:
             tokens = room(prompt_tokens, window, (pinned.max_tokens, key.tokens_per_turn, request.max_tokens))
         except PromptTooLong as error:
-            raise Overflow(error.prompt_tokens, error.window) from error
+            raise Refusal(Problem.TOO_LONG, str(error)) from error
         return Sampling(
             temperature=pinned.temperature,
             top_p=pinned.top_p,
@@ -191,14 +218,15 @@ class Desk:
 
     async def _tell_next(self, call: Call, status: TurnStatus) -> Turn:
         order = call.order
-        question = order.placement.question
+        placement = self._tree.settled(order.placement)
+        question = placement.question
         reply = reply_of(self._context.renderer, call.sampled, question.tools if order.calls else (), f"call_{call.id}")
         fact = turn_fact(
             self._run,
             self._episode,
             self._attempt,
-            len(self._tree.turns),
-            order.placement,
+            self._next,
+            placement,
             call.sampled,
             reply,
             Asked(order.sampling, order.asked, order.dialect, call.engine()),
@@ -218,21 +246,20 @@ class Desk:
             cause=fact.cause,
             status=status,
             finish=fact.finish,
-            prompt_tokens=order.placement.prompt_tokens,
+            prompt_tokens=placement.prompt_tokens,
             sampled_tokens=len(call.sampled.ids),
             s=fact.timing.recorded_s,
         )
         self._told.add(fact.turn)
-        return self._tree.add(fact, order.placement, reply)
+        return self._tree.add(fact, placement, reply)
 
     # -- the end
 
     async def close(self) -> EpisodeSealed:
         """Take no more calls, call off the open ones, and say what there is."""
-        self.closed = True
-        self.stop(TurnStatus.ABORTED)
-        while self._tasks:
-            await asyncio.wait(set(self._tasks))
+        await self.end()
+        async with self._telling:
+            await self._load_turns()
         return EpisodeSealed(
             run=self._run,
             episode=self._episode,
@@ -240,7 +267,20 @@ class Desk:
             turns=tuple(sorted(self._told)),
             refused=self.refused,
             engine_failures=len(self._failed),
+            malformed=self.malformed,
+            orphaned=tuple(
+                turn.number
+                for turn in self._tree.turns
+                if turn.received is False and turn.continued_by is None and turn.status is TurnStatus.DELIVERED
+            ),
         )
+
+    async def end(self) -> None:
+        """Take no more calls, and call off the open ones."""
+        self.closed = True
+        self.stop(TurnStatus.ABORTED)
+        while self._tasks:
+            await asyncio.wait(set(self._tasks))
 
     def stop(self, status: TurnStatus) -> None:
         for call in list(self._calls.values()):
@@ -256,25 +296,40 @@ class Desk:
 
 
 class Desks:
-    """The desks of all attempts at work, loaded when they are first needed."""
+    """The desks of all attempts at work, loaded when they are first needed.
 
-    def __init__(self, open_desk: Callable[[str, int], Desk]) -> None:
+    `shared`: other proxies work at the same attempts, so each call looks for what they told. `stragglers` counts
+    calls of attempts that are sealed, or whose desk was never here.
+    """
+
+    def __init__(self, open_desk: Callable[[str, int], Desk], *, shared: bool = False) -> None:
+        self.stragglers = 0
         self._open_desk = open_desk
+        self._shared = shared
         self._desks: dict[tuple[str, int], asyncio.Task[Desk]] = {}
-        self._sealed: set[tuple[str, int]] = set()
+        self._sealed: OrderedDict[tuple[str, int], None] = OrderedDict()
 
     def refuse(self, episode: str, attempt: int) -> NoReturn:
         """The attempt's key opens nothing any more. Raises `Refusal`."""
         task = self._desks.get((episode, attempt))
         if task is not None and task.done() and not task.exception():
             task.result().refuse()
-        raise ended(f"{episode}.{attempt}")
+        self._turn_away(episode, attempt)
 
     async def open(self, episode: str, attempt: int) -> Desk:
         """The desk, for a caller; raises `Refusal` where everything is over."""
         if (episode, attempt) in self._sealed:
-            raise ended(f"{episode}.{attempt}")
-        return await self.of(episode, attempt)
+            self._turn_away(episode, attempt)
+        desk = await self.of(episode, attempt)
+        if self._shared:
+            await desk.catch_up()
+        return desk
+
+    def _turn_away(self, episode: str, attempt: int) -> NoReturn:
+        self.stragglers += 1
+        if self.stragglers.bit_count() == 1:  # a harness that hammers on fills no log
+            log.warning("call after the seal", episode=episode, attempt=attempt, so_far=self.stragglers)
+        raise ended(f"{episode}.{attempt}")
 
     async def of(self, episode: str, attempt: int) -> Desk:
         key = (episode, attempt)
@@ -288,9 +343,17 @@ class Desks:
                 del self._desks[key]
             raise
 
+    async def ended(self, episode: str, attempt: int) -> None:
+        """Another proxy may seal this attempt: what is open here is called off and told."""
+        if (episode, attempt) in self._desks:
+            await (await self.of(episode, attempt)).end()
+
     def sealed(self, episode: str, attempt: int) -> None:
+        """Nothing of it is needed any more. Its name is kept for a while: to look it up again costs a request."""
         self._desks.pop((episode, attempt), None)
-        self._sealed.add((episode, attempt))
+        self._sealed[episode, attempt] = None
+        if len(self._sealed) > _SEALED_KEPT:
+            self._sealed.popitem(last=False)
 
     async def drain(self, timeout_s: float) -> None:
         desks = [task.result() for task in self._desks.values() if task.done() and not task.exception()]

@@ -14,7 +14,7 @@ from nats.js.kv import KeyValue
 
 from openforge.protos import AttemptKey, key_entry
 
-FRESH_S = 5.0
+FRESH_S = 1.0
 _MOST = 4096
 
 

@@ -12,12 +12,13 @@ from urllib.parse import urlsplit
 import uvicorn
 from starlette.types import ASGIApp
 
-from openforge.bus import BadSettings, Bus, Told
+from openforge.bus import CAUGHT_UP, BadSettings, Bus, Told
 from openforge.chat.chatml import BadTokenizer
 from openforge.chat.contract import Renderer
 from openforge.chat.renderers import UnknownRenderer, load_renderer
-from openforge.protos import KEY_BUCKET, EpisodeEnded, Fact
+from openforge.protos import KEY_BUCKET, EpisodeEnded, EpisodeSealed, Fact
 from openforge.proxy.app import make_app
+from openforge.proxy.bounds import Bounded
 from openforge.proxy.context import Context
 from openforge.proxy.desk import Desk, Desks
 from openforge.proxy.keys import Keys
@@ -43,14 +44,18 @@ async def serve(settings: Settings, bus: Bus, stop: asyncio.Event) -> None:
     fatal: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     with closing(Engine(settings.engine_url, settings.engine_silence_s)) as engine:
         context = Context(settings, config, renderer, engine, Policy(), bus, fatal)
-        desks = Desks(lambda episode, attempt: Desk(context, episode, attempt))
+        shared = settings.proxy_replicas > 1
+        desks = Desks(lambda episode, attempt: Desk(context, episode, attempt), shared=shared)
         app = make_app(context, Keys(await bus.bucket(KEY_BUCKET), settings.run), desks)
+        app = Bounded(app, at_once=settings.proxy_at_once, client_s=settings.proxy_client_s)
         server = _Server(_http(app, settings))
         serving = asyncio.create_task(server.serve(sockets=sockets))
         background = [
             asyncio.create_task(context.policy.follow(bus, settings.run)),
             asyncio.create_task(_seal(bus, settings.run, desks)),
         ]
+        if shared:
+            background.append(asyncio.create_task(_follow_ends(bus, settings.run, desks)))
         health.ready(waiting_for="")
         log.info("listening", url=settings.proxy_url, socket=str(socket_path(settings) or ""))
         stopping = asyncio.create_task(stop.wait())
@@ -70,6 +75,9 @@ async def _seal(bus: Bus, run: str, desks: Desks) -> None:
 
     async def seal(told: Told[EpisodeEnded]) -> AsyncIterator[Fact]:
         episode, attempt = told.fact.episode, told.fact.attempt
+        if await bus.find(EpisodeSealed, run, episode, attempt) is not None:
+            desks.sealed(episode, attempt)
+            return
         desk = await desks.of(episode, attempt)
         sealed = await desk.close()
         yield sealed
@@ -77,6 +85,18 @@ async def _seal(bus: Bus, run: str, desks: Desks) -> None:
         log.info("episode sealed", episode=episode, attempt=attempt, turns=len(sealed.turns), refused=sealed.refused)
 
     await bus.work(service="proxy", fact=EpisodeEnded, handler=seal, run=run, in_flight=16, ack_wait_s=_ACK_WAIT_S)
+
+
+async def _follow_ends(bus: Bus, run: str, desks: Desks) -> None:
+    """Whichever proxy seals an attempt, all of them have to stop working at it."""
+    async for told in bus.follow(("episode",), run=run):
+        if told is CAUGHT_UP:
+            continue
+        match told.fact:
+            case EpisodeEnded(episode=episode, attempt=attempt):
+                await desks.ended(episode, attempt)
+            case EpisodeSealed(episode=episode, attempt=attempt):
+                desks.sealed(episode, attempt)
 
 
 async def _cancelled(tasks: list[asyncio.Task[Any]]) -> None:

@@ -11,6 +11,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     `proxy_grace_s`: how long a call goes on when its harness has gone, so that a repeat finds it.
     `proxy_keep_alive_s`: after how long a silence a stream gets a comment, so that nobody takes it for dead.
     `proxy_drain_s`: how long open calls may go on after SIGTERM. `proxy_body_mb`: the largest request.
+    `proxy_replicas`: how many proxies work for the run; where it is more than one, each call costs one look at the bus.
+    `proxy_client_s`: how long a client may take to send or to take a piece. `proxy_at_once`: how many requests of one
+    attempt are served at once; more wait, unread.
     """
 
     run: str
@@ -23,3 +26,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     proxy_keep_alive_s: float = 15.0
     proxy_drain_s: float = 10.0
     proxy_body_mb: int = 32
+    proxy_replicas: int = 1
+    proxy_client_s: float = 120.0
+    proxy_at_once: int = 64

@@ -2,16 +2,14 @@
 
 import asyncio
 import json
-import os
 import signal
-import sys
 from pathlib import Path
 
 import httpx
 import msgspec
 import openai
 import pytest
-from proxy_fixtures import ProxyAtWork
+from proxy_fixtures import ProxyAtWork, started_process
 from stub_engine import Gate, StubEngine, stopped
 
 from openforge.bus.server import NatsServer
@@ -228,27 +226,6 @@ async def test_a_turn_told_by_a_proxy_that_died_before_its_answer_went_out_is_re
     assert len(await proxy.turns()) == len(stub_engine.requests) == 1
 
 
-async def started_process(proxy: ProxyAtWork, tmp_path: Path) -> asyncio.subprocess.Process:
-    root = Path(__file__).parents[3]
-    env = os.environ | {
-        "PYTHONPATH": os.pathsep.join(str(root / room) for room in ("protos", "libs", "services", "envs")),
-        "OPENFORGE_RUN": "r",
-        "OPENFORGE_NATS_URL": proxy.bus.settings.url,
-        "OPENFORGE_ENGINE_URL": proxy.settings.engine_url,
-        "OPENFORGE_PROXY_URL": proxy.settings.proxy_url,
-        "OPENFORGE_HEALTH_FILE": str(tmp_path / "health.json"),
-        "OPENFORGE_DIE_WITH_PARENT": "1",
-    }
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "openforge.proxy", env=env, stderr=asyncio.subprocess.DEVNULL
-    )
-    async with asyncio.timeout(30):
-        while not (health := tmp_path / "health.json").exists() or not json.loads(health.read_text())["ready"]:
-            assert process.returncode is None
-            await asyncio.sleep(0.05)
-    return process
-
-
 async def test_calls_that_outlive_the_drain_time_are_told_to_repeat(
     proxy: ProxyAtWork, stub_engine: StubEngine
 ) -> None:
@@ -303,6 +280,44 @@ async def test_a_bus_that_restarts_in_the_middle_costs_nothing(
     assert (await answer).status_code == 200
     assert len(await proxy.turns()) == 1
     assert (await proxy.end()).turns == (0,)
+
+
+async def test_an_answer_that_was_told_when_its_harness_had_left_is_not_taken_for_a_used_one(
+    proxy: ProxyAtWork, stub_engine: StubEngine, nats_server: NatsServer
+) -> None:
+    answer = asyncio.create_task(post(proxy.base_url(), bearer(await proxy.key())))
+    stub_engine.pace = gate = Gate()
+    await gate.reached.wait()
+    await nats_server.kill()
+    gate.open()
+    while not stub_engine.finished:
+        await asyncio.sleep(0.02)
+    answer.cancel()
+    await asyncio.wait([answer])
+    await asyncio.sleep(0.2)
+    await nats_server.start()
+    [turn] = await proxy.turns_when(1)
+    sealed = await proxy.end()
+    assert (turn.status, sealed.turns, sealed.orphaned) == (TurnStatus.DELIVERED, (0,), (0,))
+    assert merge(rebuild([turn]), orphaned=sealed.orphaned).sequences == ()
+
+
+async def test_requests_that_cannot_be_read_are_counted(proxy: ProxyAtWork) -> None:
+    key = await proxy.key()
+    for body in (b"{", {"messages": [USER] * 10_001}):
+        assert (await post(proxy.base_url(), bearer(key), body)).status_code == 400
+    assert (await post(proxy.base_url(), bearer(key))).status_code == 200
+    assert (await proxy.end()).malformed == 2
+
+
+async def test_a_key_opens_model_calls_and_nothing_else(proxy: ProxyAtWork) -> None:
+    headers = bearer(await proxy.key())
+    paths = ("admin", "metrics", "health", "state", "sessions", "reward", "keys", "turns", "v1/runs", "v1/episodes")
+    async with httpx.AsyncClient(base_url=proxy.settings.proxy_url, headers=headers) as client:
+        for path in paths:
+            for root in ("/", "/ep/e-0.0/"):
+                for method in ("GET", "POST", "PUT", "DELETE", "PATCH"):
+                    assert (await client.request(method, root + path)).status_code == 404, (method, root + path)
 
 
 async def test_a_taken_port_is_named(idle_proxy: ProxyAtWork, stub_engine: StubEngine) -> None:

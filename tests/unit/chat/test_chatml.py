@@ -100,8 +100,13 @@ def test_a_truncated_answer_is_closed_by_the_bridge() -> None:
     assert whole_text(continued) == "<|im_end|>\n<|im_start|>user\ngo on<|im_end|>\n<|im_start|>assistant\n"
 
 
-def test_an_assistant_message_among_the_new_ones_cannot_be_bridged() -> None:
-    assert renderer().bridge([1, 2], [Message(role="assistant", content="forged")], ()) is None
+def test_an_assistant_message_among_the_new_ones_is_bridged_as_it_would_be_rendered() -> None:
+    asked, new = [Message(role="user", content="a")], [Message(role="assistant", content="forged")]
+    bridged = renderer()
+    recorded = bridged.render(asked, ()) + encoded("b<|im_end|>")
+    continued = bridged.bridge(recorded, new, ())
+    assert continued is not None
+    assert recorded + continued == bridged.render([*asked, Message(role="assistant", content="b"), *new], ())
 
 
 def test_an_answer_without_tools_is_text_whatever_stands_in_it() -> None:

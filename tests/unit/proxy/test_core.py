@@ -1,6 +1,5 @@
 """Where calls belong in the tree of an attempt, and what is recorded of them."""
 
-import dataclasses
 from collections.abc import Sequence
 from itertools import takewhile
 
@@ -8,90 +7,19 @@ import pytest
 from byte_tokenizer import byte_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from wanderer import RENDERER, Talk, user
 
-from openforge.chat.canonical import retry_digest
 from openforge.chat.chatml import ChatMLHermes
-from openforge.chat.contract import Message, Parsed, Renderer, Tool, ToolCall
-from openforge.protos import (
-    BranchCause,
-    EngineIdentity,
-    FinishReason,
-    HarnessIdentity,
-    Sampling,
-    Timing,
-    TurnRecorded,
-    TurnStatus,
-    VersionSpan,
-    pack_ids,
-)
-from openforge.proxy.core import (
-    Asked,
-    Attempt,
-    Fresh,
-    Join,
-    OpenCall,
-    Placement,
-    PromptTooLong,
-    Replay,
-    Sampled,
-    Turn,
-    reply_of,
-    room,
-    shared_ids,
-    turn_fact,
-)
+from openforge.chat.contract import Message, Parsed, Tool, ToolCall
+from openforge.protos import BranchCause, Caller, FinishReason, HarnessIdentity, TurnStatus, pack_ids
+from openforge.proxy.core import Fresh, Join, OpenCall, PromptTooLong, Replay, Sampled, reply_of, room, shared_ids
 from openforge.tokens import merge, rebuild
 
-RENDERER: Renderer = ChatMLHermes(byte_tokenizer())
 TOOL = Tool(name="bash")
-
-
-def user(text: str) -> Message:
-    return Message(role="user", content=text)
 
 
 def assistant(text: str, reasoning: str = "") -> Message:
     return Message(role="assistant", content=text, reasoning=reasoning)
-
-
-class Talk:
-    """Calls of one attempt, told without a bus."""
-
-    def __init__(self, renderer: Renderer = RENDERER) -> None:
-        self.renderer = renderer
-        self.tree = Attempt(renderer)
-        self.facts: list[TurnRecorded] = []
-
-    def place(
-        self, *messages: Message, tools: tuple[Tool, ...] = (), harness: HarnessIdentity = HarnessIdentity()
-    ) -> Placement:
-        question = self.tree.question(messages, tools, "", harness)
-        digest = retry_digest("e.0", "chat", harness.thread, question.chain, tools, b"")
-        return self.tree.place(dataclasses.replace(question, digest=digest))
-
-    def ask(
-        self,
-        *messages: Message,
-        answer: str = "ok",
-        tools: tuple[Tool, ...] = (),
-        harness: HarnessIdentity = HarnessIdentity(),
-        status: TurnStatus = TurnStatus.DELIVERED,
-    ) -> Turn:
-        placement = self.place(*messages, tools=tools, harness=harness)
-        ids = [*byte_tokenizer().encode(answer, add_special_tokens=False).ids, 2]
-        sampled = Sampled(ids, [-0.5] * len(ids), (VersionSpan(0, len(ids), 0),), FinishReason.STOP)
-        reply = reply_of(self.renderer, sampled, tools, f"call_{len(self.facts)}_")
-        asked = Asked(Sampling(temperature=1.0), b"{}", "chat", EngineIdentity(engine="e", request="q"))
-        timing = Timing(received_at=0.0)
-        fact = turn_fact("r", "e", 0, len(self.facts), placement, sampled, reply, asked, status, timing)
-        self.facts.append(fact)
-        return self.tree.add(fact, placement, reply)
-
-    def restored(self) -> "Talk":
-        talk = Talk(self.renderer)
-        talk.facts = list(self.facts)
-        talk.tree.restore(self.facts)
-        return talk
 
 
 def test_a_history_that_extends_what_was_told_continues_its_ids() -> None:
@@ -111,7 +39,8 @@ def test_the_parents_ids_are_found_after_it_was_continued() -> None:
     assert first.ids is None
     assert talk.tree.ids(first) == ids
     side = talk.place(user("a"), assistant("ok"), user("another"))
-    assert (side.cause, side.parent, side.prefix) == (BranchCause.CONTINUED, 0, first.length)
+    assert (side.cause, side.parent) == (BranchCause.REWRITTEN, 1)
+    assert side.prompt.startswith(ids)
 
 
 def test_a_call_with_renamed_ids_and_other_spacing_continues() -> None:
@@ -161,8 +90,8 @@ def test_branches_have_causes() -> None:
     }
     assert causes == {
         "tools": BranchCause.TOOLS_CHANGED,
-        "forged": BranchCause.TEMPLATE,
-        "inserted": BranchCause.TEMPLATE,
+        "forged": BranchCause.REWRITTEN,
+        "inserted": BranchCause.REWRITTEN,
         "summary": BranchCause.COMPACTION,
         "title": BranchCause.SIDE_CALL,
         "agent": BranchCause.SUB_AGENT,
@@ -214,6 +143,132 @@ def test_a_second_sample_of_a_question_costs_no_prompt() -> None:
     assert [(drop.reason, drop.tokens) for drop in merged.dropped] == [("superseded", 2)]
 
 
+SYSTEM = Message(role="system", content="s")
+CODEX = {"thread": "t0", "window": "t0:0"}
+
+
+def test_what_the_harness_says_of_itself_comes_first() -> None:
+    talk = Talk()
+    talk.ask(SYSTEM, user("a"), tools=(TOOL,), harness=HarnessIdentity(**CODEX))
+    history = (SYSTEM, user("a"), assistant("ok"))
+    summary = talk.ask(*history, user("sum up"), harness=HarnessIdentity(**CODEX, purpose="compaction"))
+    went_on = talk.ask(*history, user("b"), tools=(TOOL,), harness=HarnessIdentity(**CODEX))
+    refilled = talk.ask(
+        SYSTEM, user("a"), user("so far: ok"), tools=(TOOL,), harness=HarnessIdentity(thread="t0", window="t0:1")
+    )
+    spawned = HarnessIdentity(thread="t1", parent_thread="t0", sub_agent="spawn")
+    forked = talk.ask(*history, user("b"), assistant("ok"), user("look"), tools=(TOOL,), harness=spawned)
+    found = [(turn.cause, turn.caller) for turn in (summary, went_on, refilled, forked)]
+    assert found == [
+        (BranchCause.SIDE_CALL, Caller.SIDE_CALL),
+        (BranchCause.CONTINUED, Caller.MAIN),
+        (BranchCause.COMPACTION, Caller.MAIN),
+        (BranchCause.SUB_AGENT, Caller.SUB_AGENT),
+    ]
+    later = talk.place(
+        *history, user("b"), assistant("ok"), user("look"), assistant("ok"), user("c"), tools=(TOOL,), harness=spawned
+    )
+    assert (later.cause, later.caller, later.parent) == (BranchCause.CONTINUED, Caller.SUB_AGENT, forked.number)
+    main = talk.place(*history, user("b"), assistant("ok"), user("c"), tools=(TOOL,), harness=HarnessIdentity(**CODEX))
+    assert (main.cause, main.caller, main.parent) == (BranchCause.CONTINUED, Caller.MAIN, went_on.number)
+
+
+def test_another_name_for_a_thread_that_only_goes_on_is_no_new_agent() -> None:
+    talk = Talk()
+    talk.ask(user("a"), harness=HarnessIdentity(thread="t0"))
+    placement = talk.place(user("a"), assistant("ok"), user("b"), harness=HarnessIdentity(thread="t9"))
+    assert (placement.cause, placement.caller) == (BranchCause.CONTINUED, Caller.MAIN)
+
+
+def test_a_message_for_one_call_only_costs_one_sequence_for_each_call_and_no_token() -> None:
+    """As OpenClaw does it: a user message stands last and is gone in the next call."""
+    talk = Talk()
+    history: tuple[Message, ...] = (SYSTEM, user("a"))
+    for step in range(4):
+        turn = talk.ask(*history, user(f"now it is {step}"), answer=f"answer {step}")
+        history = (*history, turn.reply, user("out"))
+    assert [fact.cause for fact in talk.facts] == [BranchCause.START] + [BranchCause.TRANSIENT] * 3
+    merged = merge(rebuild(talk.facts))
+    assert (len(merged.sequences), merged.delivered_fraction) == (4, 1.0)
+    for earlier, later in zip(talk.facts[1:], talk.facts[2:], strict=False):
+        assert later.parent == earlier.turn
+
+
+def test_an_answer_is_not_tokenised_again_where_it_stands_in_a_rewritten_history() -> None:
+    talk = Talk()
+    bytewise = [token for letter in "the assistant" for token in byte_tokenizer().encode(letter).ids]
+    assert bytewise != byte_tokenizer().encode("the assistant").ids
+    placement = talk.place(SYSTEM, user("a"))
+    sampled = Sampled([*bytewise, 2], [-0.5] * (len(bytewise) + 1), (), FinishReason.STOP)
+    talk.record(placement, sampled)
+    rewritten = talk.place(SYSTEM, user("another"), assistant("the assistant"), user("b"))
+    assert rewritten.cause is BranchCause.REWRITTEN
+    assert pack_ids([*bytewise, 2]) in rewritten.prompt
+
+
+def test_a_history_that_its_harness_rewrites_is_one_sequence_a_call() -> None:
+    """As smolagents and browser-use do it."""
+    talk = Talk()
+    talk.ask(SYSTEM, user("a"), answer="call")
+    talk.ask(SYSTEM, user("a"), assistant("I called"), user("out"), answer="call again")
+    talk.ask(SYSTEM, user("a"), assistant("I called"), user("out"), assistant("I called again"), user("out"))
+    assert [fact.cause for fact in talk.facts[1:]] == [BranchCause.REWRITTEN] * 2
+    assert [fact.parent for fact in talk.facts] == [None, 0, 1]
+    merged = merge(rebuild(talk.facts))
+    assert (len(merged.sequences), merged.delivered_fraction) == (3, 1.0)
+
+
+def test_a_title_that_is_asked_for_first_is_a_side_call() -> None:
+    """As opencode does it, at the same time as its first call."""
+    talk = Talk()
+    title = talk.place(user("title?"))
+    talk.tree.open.append(OpenCall("t", title))
+    main = talk.place(SYSTEM, user("a"), tools=(TOOL,))
+    talk.tree.open.append(OpenCall("m", main))
+    told = [talk.tell(placement) for placement in (title, main)]
+    assert [(turn.cause, turn.caller) for turn in told] == [
+        (BranchCause.SIDE_CALL, Caller.SIDE_CALL),
+        (BranchCause.START, Caller.MAIN),
+    ]
+    assert merge(rebuild(talk.facts), context=[Caller.SIDE_CALL]).dropped[0].reason == "side_call"
+
+
+def test_a_title_that_was_answered_first_is_a_side_call_where_these_are_not_trained() -> None:
+    talk = Talk()
+    title = talk.ask(user("title?"))
+    main = talk.ask(SYSTEM, user("a"), tools=(TOOL,))
+    assert (title.cause, main.cause, main.caller) == (BranchCause.START, BranchCause.START, Caller.MAIN)
+    merged = merge(rebuild(talk.facts), context=[Caller.SIDE_CALL])
+    assert [sequence.turns for sequence in merged.sequences] == [(1,)]
+    assert merged.breaks == {BranchCause.SIDE_CALL: 1}
+
+
+def test_two_calls_that_go_on_from_one_turn_at_once_are_two_branches() -> None:
+    talk = Talk()
+    talk.ask(user("a"))
+    history = (user("a"), assistant("ok"))
+    first, second = talk.place(*history, user("b")), talk.place(*history, user("c"))
+    assert [talk.tell(placement).cause for placement in (first, second)] == [BranchCause.CONTINUED, BranchCause.UNKNOWN]
+
+
+def test_a_call_that_goes_on_where_another_was_given_up_continues() -> None:
+    """As OpenClaw does it: what it repeats after a failure is not what it asked."""
+    talk = Talk()
+    talk.ask(user("a"))
+    talk.ask(user("a"), assistant("ok"), user("b"), status=TurnStatus.ABANDONED)
+    assert talk.place(user("a"), assistant("ok"), user("b, again")).cause is BranchCause.CONTINUED
+
+
+def test_the_same_question_with_other_sampling_is_a_sample_of_its_own() -> None:
+    """As qwen-code does it: the same prompt, with a larger limit."""
+    talk = Talk()
+    first = talk.ask(user("a"))
+    second = talk.place(user("a"), asked=b'{"max_tokens":64000}')
+    assert second.question.digest != first.digest
+    assert talk.tree.admit(second.question.digest, retry=True) == Fresh()
+    assert (second.cause, second.parent, second.suffix) == (BranchCause.RESAMPLED, 0, b"")
+
+
 TEXT = st.text("abc <|>é", max_size=6)
 
 
@@ -258,7 +313,7 @@ def test_a_restored_tree_places_calls_as_before(talk: Talk, new: list[Message]) 
 def test_room_is_the_least_of_all_limits() -> None:
     assert room(90, 100, (64, 20, None)) == 10
     assert room(10, 100, (64, 20, 7)) == 7
-    with pytest.raises(PromptTooLong, match="has 100 tokens, which fill the window of 100"):
+    with pytest.raises(PromptTooLong, match=r"length is 100 tokens\. However, your request has 100"):
         room(100, 100, (64,))
 
 

@@ -1,0 +1,153 @@
+"""What is known of calls: recorded turns, questions that compare, and where a call is placed."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from openforge.chat.canonical import Chain
+from openforge.chat.contract import Message, Tool
+from openforge.protos import BranchCause, Caller, FinishReason, HarnessIdentity, TurnStatus, VersionSpan
+from openforge.proxy.prompts import view
+
+ID_BYTES = 4
+
+
+@dataclass(slots=True)
+class Turn:
+    """A recorded turn. `steps` are the chain values after each message it adds, its reply the last.
+
+    `received`: its answer was written to a harness that was still there; None where that is not known. `followed`:
+    a later call of the same caller went on from it and was answered. `calls` are the ids of the conversation's tool
+    calls. `ids` is None where turn `continued_by` begins
+    with them.
+    """
+
+    number: int
+    cause: BranchCause
+    parent: int | None
+    prefix: int
+    kept: int
+    prompt_tokens: int
+    length: int
+    steps: tuple[bytes, ...]
+    tools: bytes
+    thread: str
+    digest: str
+    request: str
+    status: TurnStatus
+    finish: FinishReason
+    reply: Message
+    ids: bytes | None
+    calls: tuple[str, ...] = ()
+    caller: Caller = Caller.MAIN
+    continued_by: int | None = None
+    received: bool | None = None
+    followed: bool = False
+
+    @property
+    def sampled_tokens(self) -> int:
+        return self.length - self.prompt_tokens
+
+
+@dataclass(slots=True, frozen=True)
+class Question:
+    """One call as it compares with others: canonical messages, tools, who asks, and the digest of it all."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[Tool, ...]
+    digest: str
+    chain: Chain
+    steps: tuple[bytes, ...]
+    bare_steps: tuple[bytes, ...]
+    harness: HarnessIdentity
+
+
+def steps_of(messages: Iterable[Message]) -> tuple[Chain, tuple[bytes, ...], tuple[bytes, ...]]:
+    """The chain after all messages, and its values after each."""
+    chain = Chain()
+    steps: list[bytes] = []
+    bare: list[bytes] = []
+    for message in messages:
+        chain.add(message)
+        steps.append(chain.value)
+        bare.append(chain.bare)
+    return chain, tuple(steps), tuple(bare)
+
+
+@dataclass(slots=True, frozen=True)
+class Placement:
+    """Where a call belongs: its prompt is the first `prefix` tokens of turn `parent`, then `suffix`."""
+
+    question: Question
+    cause: BranchCause
+    parent: int | None
+    prefix: int
+    kept: int
+    prompt: bytes
+    tools: bytes
+    same_tools: bool
+    caller: Caller = Caller.MAIN
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.prompt) // ID_BYTES
+
+    @property
+    def suffix(self) -> bytes:
+        return self.prompt[self.prefix * ID_BYTES :]
+
+    def prompt_ids(self) -> list[int]:
+        return view(self.prompt).tolist()
+
+
+@dataclass(slots=True)
+class Sampled:
+    """What the engine answered, so far or at all. `stop` is the stop string that ended it."""
+
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: tuple[VersionSpan, ...] = ()
+    finish: FinishReason = FinishReason.ABORT
+    stop: str = ""
+
+
+@dataclass(slots=True)
+class OpenCall:
+    """A call that is not recorded yet, as far as other calls are concerned."""
+
+    digest: str
+    placement: Placement | None = None
+    listeners: int = 0
+    given_up: bool = False
+
+
+@dataclass(slots=True, frozen=True)
+class Standing:
+    """How a call stands to the record.
+
+    It goes on from turn `parent`, of the same tools, with what comes after its first `at` messages; `fresh`: no
+    assistant message is among these. Its first `known` messages end with a recorded answer, whatever the tools.
+    """
+
+    parent: Turn | None
+    at: int
+    known: int
+    fresh: bool
+
+
+@dataclass(slots=True, frozen=True)
+class Join:
+    """The same sample answers: wait for `call`."""
+
+    call: OpenCall
+
+
+@dataclass(slots=True, frozen=True)
+class Replay:
+    """The same sample answers: it is recorded as `turn`."""
+
+    turn: Turn
+
+
+@dataclass(slots=True, frozen=True)
+class Fresh:
+    """A sample of its own."""
