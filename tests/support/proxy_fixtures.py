@@ -38,7 +38,7 @@ def run_config(model: Path, *, context: int = 4096, **changes: object) -> RunCon
         "run": {"name": RUN, "steps": 1},
         "model": {"path": str(model), "context": context},
         "environment": {"name": "shell", "harness": "mini"},
-        "sampling": {"max_tokens": 128},
+        "sampling": {"max_tokens": 512},
         **changes,
     }
     return config_of(msgspec.json.encode(said).decode())

@@ -260,6 +260,13 @@ def status(problem: Problem) -> int:
     return problem.http_status
 
 
+def overflow(prompt_tokens: int, window: int) -> str:
+    return (
+        f"This model's maximum context length is {window} tokens. However, your request has {prompt_tokens} "
+        "input tokens. Please reduce the length of the messages."
+    )
+
+
 def models(names: Sequence[str]) -> bytes:
     """The answer to `GET /models`."""
     data = [{"id": name, "object": "model", "created": 0, "owned_by": "openforge"} for name in names]

@@ -37,7 +37,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     `asked` holds every sampling field as it came; `max_tokens`, `stop`, `tool_choice`, `parallel_calls` and `schema`
     (a JSON schema that the answer has to match, empty: free text) have an effect, the run's own sampling rules the
     rest. `notes` say what was left out and why. `reasoning`: the harness takes the model's reasoning. `pictures`
-    are the bytes of the messages' images by digest.
+    are the bytes of the messages' images by digest. `events`: a stream is made of server-sent events, else it is one
+    JSON text.
     """
 
     model: str
@@ -47,6 +48,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     parallel_calls: bool = True
     schema: bytes = b""
     stream: bool = False
+    events: bool = True
     include_usage: bool = False
     reasoning: bool = True
     max_tokens: int | None = None
@@ -72,6 +74,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     created: int
     model: str
+    prompt_tokens: int = 0
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,7 +157,9 @@ class Dialect(Protocol):
     NAME: str
 
     def decode(self, body: bytes, route: str) -> Request:
-        """`route` is what was posted to, behind `/v1`. Raises `BadRequest`, and nothing else, on any bytes."""
+        """`route` is what was posted to, behind `/v1`, query included. Raises `BadRequest`, and nothing else, on any
+        bytes.
+        """
         ...
 
     def encode(self, head: Head, request: Request, answer: Answer) -> bytes: ...
@@ -164,3 +169,7 @@ class Dialect(Protocol):
     def error(self, problem: Problem, message: str) -> bytes: ...
 
     def status(self, problem: Problem) -> int: ...
+
+    def overflow(self, prompt_tokens: int, window: int) -> str:
+        """That the prompt is too long for the model's window, in the words at which its harnesses compact."""
+        ...

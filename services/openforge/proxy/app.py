@@ -17,7 +17,7 @@ from openforge.chat.dialect import BadRequest, Dialect, Head, Problem, Stream
 from openforge.chat.dialect import Request as Asked
 from openforge.protos import AttemptKey
 from openforge.proxy.bounds import check
-from openforge.proxy.calls import Call, Refusal
+from openforge.proxy.calls import Call, Overflow, Refusal
 from openforge.proxy.context import Context
 from openforge.proxy.core import Turn
 from openforge.proxy.desk import Desk, Desks
@@ -69,7 +69,7 @@ def make_app(context: Context, keys: Keys, desks: Desks) -> ASGIApp:
         try:
             return await _answer(context, door, name, route, request)
         except Refusal as refusal:
-            return _refused(dialect, refusal.problem, str(refusal))
+            return _refused(dialect, refusal.problem, _words(dialect, refusal))
         except BadRequest as error:
             return _refused(dialect, Problem.BAD_REQUEST, str(error))
         except ClientDisconnect:
@@ -111,7 +111,7 @@ async def _answer(context: Context, door: Door, name: str, route: str, request: 
     dialect = service.dialect
     with desk.reading():
         body = await _body(request, context.settings.proxy_body_mb << 20)
-        asked = dialect.decode(body, route)
+        asked = dialect.decode(body, f"{route}?{request.url.query}")
         check(asked)
     harness = harness_of(request.headers, body)
     if isinstance(service, Count):
@@ -140,6 +140,12 @@ def _json(body: bytes, status: int = 200) -> Response:
     return Response(body, status_code=status, media_type="application/json")
 
 
+def _words(dialect: Dialect, refusal: Refusal) -> str:
+    if isinstance(refusal, Overflow):
+        return dialect.overflow(refusal.prompt_tokens, refusal.window)
+    return str(refusal)
+
+
 def _refused(dialect: Dialect, problem: Problem, message: str) -> Response:
     return _json(dialect.error(problem, message), dialect.status(problem))
 
@@ -154,7 +160,10 @@ class _Delivery:
         self._found = found
         self._keep_alive_s = keep_alive_s
         self._head = Head(
-            id=found.id if isinstance(found, Call) else found.request, created=int(time.time()), model=asked.model
+            id=found.id if isinstance(found, Call) else found.request,
+            created=int(time.time()),
+            model=asked.model,
+            prompt_tokens=found.order.placement.prompt_tokens if isinstance(found, Call) else found.prompt_tokens,
         )
         self._stream = dialect.stream(self._head, asked) if asked.stream else None
         self._open = False
@@ -216,16 +225,18 @@ class _Delivery:
             await self._say(send, self._stream, self._stream.end(answer), more=False)
 
     async def _problem(self, refusal: Refusal, send: Send) -> None:
+        words = _words(self._dialect, refusal)
         if self._stream is not None and self._open:
-            await _write(send, self._stream.error(refusal.problem, str(refusal)), more=False)
+            await _write(send, self._stream.error(refusal.problem, words), more=False)
         else:
-            body = self._dialect.error(refusal.problem, str(refusal))
+            body = self._dialect.error(refusal.problem, words)
             await _send_json(send, self._dialect.status(refusal.problem), body)
 
     async def _say(self, send: Send, stream: Stream, piece: bytes, *, more: bool = True) -> None:
         if not self._open:
             self._open = True
-            headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
+            kind = b"text/event-stream" if self._asked.events else b"application/json"
+            headers = [(b"content-type", kind), (b"cache-control", b"no-cache")]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             piece = stream.start() + piece
         await _write(send, piece, more=more)

@@ -34,6 +34,15 @@ class Refusal(Exception):
         self.problem = problem
 
 
+class Overflow(Refusal):
+    """The prompt leaves no room in the model's window: each dialect has its own words for it."""
+
+    def __init__(self, prompt_tokens: int, window: int) -> None:
+        super().__init__(Problem.TOO_LONG, f"the prompt has {prompt_tokens} tokens, which fill the window of {window}")
+        self.prompt_tokens = prompt_tokens
+        self.window = window
+
+
 class Order(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be sampled. `name` says whose call it is; `calls`: the answer may hold tool calls."""
 

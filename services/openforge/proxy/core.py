@@ -70,10 +70,9 @@ class PromptTooLong(ValueError):
     """The prompt leaves no room for an answer."""
 
     def __init__(self, prompt_tokens: int, window: int) -> None:
-        super().__init__(
-            f"This model's maximum context length is {window} tokens. However, your request has {prompt_tokens} "
-            "input tokens. Please reduce the length of the messages."
-        )
+        super().__init__(f"the prompt has {prompt_tokens} tokens, which fill the window of {window}")
+        self.prompt_tokens = prompt_tokens
+        self.window = window
 
 
 class Attempt:

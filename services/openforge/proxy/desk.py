@@ -26,7 +26,7 @@ from openforge.protos import (
     TurnRecorded,
     TurnStatus,
 )
-from openforge.proxy.calls import Call, Order, Refusal
+from openforge.proxy.calls import Call, Order, Overflow, Refusal
 from openforge.proxy.context import Context
 from openforge.proxy.core import Asked, Attempt, Join, PromptTooLong, Replay, Turn, reply_of, room, turn_fact, view
 from openforge.service import log
@@ -167,7 +167,7 @@ class Desk:
         try:
             tokens = room(prompt_tokens, window, (pinned.max_tokens, key.tokens_per_turn, request.max_tokens))
         except PromptTooLong as error:
-            raise Refusal(Problem.TOO_LONG, str(error)) from error
+            raise Overflow(error.prompt_tokens, error.window) from error
         return Sampling(
             temperature=pinned.temperature,
             top_p=pinned.top_p,

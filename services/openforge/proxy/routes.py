@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from openforge.chat import chat_completions
+from openforge.chat import chat_completions, gemini, messages
 from openforge.chat.dialect import Dialect
 
 _VERSION = re.compile(r"^(/*v1(?=/|$))+")
@@ -40,9 +40,17 @@ Service = Generate | Count | Models
 
 _SERVICES: tuple[tuple[str, re.Pattern[str], Service], ...] = (
     ("POST", re.compile(r"chat/completions"), Generate(chat_completions)),
+    ("POST", re.compile(r"messages"), Generate(messages)),
+    ("POST", re.compile(r"messages/count_tokens"), Count(messages, messages.counted)),
+    ("POST", re.compile(r"(v1beta/)?models/.+:(generateContent|streamGenerateContent)"), Generate(gemini)),
+    ("POST", re.compile(r"(v1beta/)?models/.+:countTokens"), Count(gemini, gemini.counted)),
+    ("GET", re.compile(r"v1beta/models"), Models(gemini, gemini.models)),
     ("GET", re.compile(r"models"), Models(chat_completions, chat_completions.models)),
 )
-_SPEAKERS: tuple[tuple[re.Pattern[str], Dialect], ...] = ()
+_SPEAKERS: tuple[tuple[re.Pattern[str], Dialect], ...] = (
+    (re.compile(r"messages|api/"), messages),
+    (re.compile(r"v1beta(/|$)|models/.+:"), gemini),
+)
 """Who answers where nothing is served, by the beginning of the route; Chat Completions elsewhere."""
 
 

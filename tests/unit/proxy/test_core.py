@@ -313,7 +313,7 @@ def test_a_restored_tree_places_calls_as_before(talk: Talk, new: list[Message]) 
 def test_room_is_the_least_of_all_limits() -> None:
     assert room(90, 100, (64, 20, None)) == 10
     assert room(10, 100, (64, 20, 7)) == 7
-    with pytest.raises(PromptTooLong, match=r"length is 100 tokens\. However, your request has 100"):
+    with pytest.raises(PromptTooLong, match="has 100 tokens, which fill the window of 100"):
         room(100, 100, (64,))
 
 

@@ -1,0 +1,540 @@
+"""The Gemini dialect: `generateContent`, `streamGenerateContent` as events or as one JSON array, `countTokens`.
+
+Promises: a history reads the same whether an answer comes back as one content or as the pieces in which it was
+streamed, and in whatever order the results of parallel calls stand. A thought signature brings the reasoning back also
+where the harness dropped the thoughts.
+"""
+
+import base64
+import binascii
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from openforge.chat.arguments import as_object, as_sampled
+from openforge.chat.contract import Image, Message, Tool, ToolCall
+from openforge.chat.dialect import Answer, BadRequest, Head, Problem, Request, ToolChoice
+from openforge.chat.sealed import given_back, seal
+from openforge.protos import FinishReason
+
+NAME = "gemini"
+
+_NOT_SAMPLING = frozenset({"contents", "systemInstruction", "tools", "model", "labels", "generateContentRequest"})
+_MOST_STOPS = 16
+_MODES = {"AUTO": "auto", "ANY": "required", "NONE": "none", "VALIDATED": "auto", "MODE_UNSPECIFIED": "auto"}
+_ABSENT = msgspec.Raw(b"null")
+_URL_SAFE = str.maketrans("-_", "+/")
+
+
+class _Blob(msgspec.Struct, rename="camel"):
+    mime_type: str = ""
+    data: str = ""
+
+
+class _FunctionCall(msgspec.Struct):
+    name: str
+    args: msgspec.Raw = msgspec.Raw(b"{}")
+    id: str | None = None
+
+
+class _ResponsePart(msgspec.Struct, rename="camel"):
+    inline_data: _Blob | None = None
+
+
+class _FunctionResponse(msgspec.Struct):
+    name: str = ""
+    response: msgspec.Raw = msgspec.Raw(b"{}")
+    id: str | None = None
+    parts: list[_ResponsePart] | None = None
+
+
+class _Part(msgspec.Struct, rename="camel"):
+    text: str | None = None
+    thought: bool | None = None
+    thought_signature: str | None = None
+    function_call: _FunctionCall | None = None
+    function_response: _FunctionResponse | None = None
+    inline_data: _Blob | None = None
+
+
+class _Content(msgspec.Struct):
+    parts: list[_Part] | None = None
+    role: str | None = None
+
+
+class _Declaration(msgspec.Struct, rename="camel"):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    parameters_json_schema: dict[str, Any] | None = None
+
+
+class _CallingConfig(msgspec.Struct, rename="camel"):
+    mode: str | None = None
+    allowed_function_names: list[str] | None = None
+
+
+class _ToolConfig(msgspec.Struct, rename="camel"):
+    function_calling_config: _CallingConfig | None = None
+
+
+class _ThinkingConfig(msgspec.Struct, rename="camel"):
+    include_thoughts: bool | None = None
+
+
+class _GenerationConfig(msgspec.Struct, rename="camel"):
+    max_output_tokens: int | None = None
+    stop_sequences: list[str] | None = None
+    candidate_count: int | None = None
+    response_schema: dict[str, Any] | None = None
+    response_json_schema: msgspec.Raw = _ABSENT
+    thinking_config: _ThinkingConfig | None = None
+
+
+class _Body(msgspec.Struct, rename="camel"):
+    """What the codec reads; the rest of the body is only recorded."""
+
+    contents: list[_Content] | None = None
+    system_instruction: _Content | str | None = None
+    tools: list[dict[str, msgspec.Raw]] | None = None
+    tool_config: _ToolConfig | None = None
+    generation_config: _GenerationConfig | None = None
+    cached_content: str | None = None
+    generate_content_request: msgspec.Raw = _ABSENT
+
+
+_BODY = msgspec.json.Decoder(_Body)
+_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_DECLARATIONS = msgspec.json.Decoder(list[_Declaration])
+_ROUTE = re.compile(r"(?:v1beta/)?models/(?P<model>.+):(?P<method>\w+)(?:\?(?P<query>.*))?")
+
+
+# -- requests
+
+
+def decode(body: bytes, route: str = "v1beta/models/m:generateContent") -> Request:
+    asked_for = _ROUTE.fullmatch(route)
+    if asked_for is None:
+        raise BadRequest(f"{route} names no model: post to v1beta/models/MODEL:generateContent")
+    try:
+        return _request(_camel_case(body), asked_for["model"], asked_for["method"], asked_for["query"] or "")
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise BadRequest(f"the body is not a Gemini request: {error}") from error
+
+
+def _request(body: bytes, model: str, method: str, query: str) -> Request:
+    read = _BODY.decode(body)
+    if method == "countTokens" and read.generate_content_request != _ABSENT:
+        return _request(bytes(read.generate_content_request), model, method, query)
+    asked = {name: msgspec.json.decode(raw) for name, raw in _FIELDS.decode(body).items() if name not in _NOT_SAMPLING}
+    if not read.contents:
+        raise BadRequest("contents is empty: send at least one content")
+    if read.cached_content:
+        raise BadRequest(f"cachedContent = {read.cached_content!r} is not here: send the whole conversation")
+    config = read.generation_config or _GenerationConfig()
+    if config.candidate_count not in (None, 1):
+        raise BadRequest(f"generationConfig.candidateCount = {config.candidate_count}: ask for 1, or leave it out")
+    tools, notes = _tools(read.tools or [])
+    history = _History()
+    history.system(read.system_instruction)
+    for index, content in enumerate(read.contents):
+        history.add(f"contents[{index}]", content)
+    return Request(
+        model=model,
+        messages=history.whole(),
+        tools=tools,
+        tool_choice=_choice(read.tool_config, tools),
+        schema=_schema(config),
+        stream=method == "streamGenerateContent",
+        events="alt=sse" in query.split("&"),
+        reasoning=bool(config.thinking_config and config.thinking_config.include_thoughts),
+        max_tokens=_max_tokens(config.max_output_tokens),
+        stop=_stops(config.stop_sequences or []),
+        asked={"model": model, **asked},
+        notes=notes,
+        pictures=history.pictures,
+    )
+
+
+class _History:
+    """The canonical messages of a conversation, gathered part by part."""
+
+    def __init__(self) -> None:
+        self.pictures: dict[str, bytes] = {}
+        self._messages: list[Message] = []
+        self._calls: list[ToolCall] = []
+        self._answered: set[str] = set()
+        self._results: list[Message] = []
+        self._unnamed = 0
+
+    def system(self, content: _Content | str | None) -> None:
+        parts = [_Part(text=content)] if isinstance(content, str) else (content.parts if content else None) or []
+        if text := "\n".join(part.text for part in parts if part.text):
+            self._put(Message(role="system", content=text))
+
+    def add(self, where: str, content: _Content) -> None:
+        match content.role:
+            case "model":
+                self._model(where, content.parts or [])
+            case "user" | "function" | "tool" | None:
+                self._user(where, content.parts or [])
+            case _:
+                raise BadRequest(f"{where}.role = {content.role!r} is unknown: use user or model")
+
+    def whole(self) -> tuple[Message, ...]:
+        self._put_results()
+        return tuple(self._messages)
+
+    def _model(self, where: str, parts: Sequence[_Part]) -> None:
+        texts: list[str] = []
+        thoughts: list[str] = []
+        sealed = ""
+        calls: list[ToolCall] = []
+        for index, part in enumerate(parts):
+            sealed = sealed or part.thought_signature or ""
+            if part.function_call is not None:
+                calls.append(self._call(part.function_call))
+            elif part.text is not None:
+                (thoughts if part.thought else texts).append(part.text)
+            elif part.thought_signature is None:
+                raise BadRequest(
+                    f"{where}.parts[{index}] is neither text nor a function call: a model says no more here"
+                )
+        self._say("".join(texts), "".join(thoughts), sealed, tuple(calls))
+
+    def _call(self, call: _FunctionCall) -> ToolCall:
+        self._unnamed += 1
+        return ToolCall(id=call.id or f"call_{self._unnamed}", name=call.name, arguments=as_sampled(bytes(call.args)))
+
+    def _say(self, text: str, thoughts: str, sealed: str, calls: tuple[ToolCall, ...]) -> None:
+        """Contents of the model in a row are one answer, which came in pieces."""
+        last = self._messages[-1] if self._messages and not self._results else None
+        if last is not None and last.role == "assistant":
+            self._messages.pop()
+            text, thoughts, calls = last.content + text, last.reasoning + thoughts, last.tool_calls + calls
+        self._put(Message(role="assistant", content=text, reasoning=given_back(thoughts, sealed), tool_calls=calls))
+        self._calls = list(calls)
+        self._answered = set()
+
+    def _user(self, where: str, parts: Sequence[_Part]) -> None:
+        text, images = "", []
+        others = False
+        for index, part in enumerate(parts):
+            place = f"{where}.parts[{index}]"
+            if part.function_response is not None:
+                self._results.append(self._result(place, part.function_response))
+                continue
+            others = True
+            if part.inline_data is not None:
+                images.append(self._image(place, part.inline_data, len(text)))
+            elif part.text is not None:
+                text = f"{text}\n{part.text}" if text and part.text else text or part.text
+            else:
+                raise BadRequest(f"{place} is neither text, image nor function response: this model reads no more")
+        if others or not parts:
+            self._put(Message(role="user", content=text, images=tuple(images)))
+
+    def _result(self, where: str, told: _FunctionResponse) -> Message:
+        images = [
+            self._image(f"{where}.parts[{index}]", part.inline_data, 0)
+            for index, part in enumerate(told.parts or [])
+            if part.inline_data is not None
+        ]
+        call_id = self._answers(told)
+        self._answered.add(call_id)
+        return Message(role="tool", content=_result_text(told.response), tool_call_id=call_id, images=tuple(images))
+
+    def _answers(self, told: _FunctionResponse) -> str:
+        """The id of the call that a result belongs to: as it says, else the first open one of that name."""
+        if told.id and any(call.id == told.id for call in self._calls):
+            return told.id
+        named = (call.id for call in self._calls if call.name == told.name and call.id not in self._answered)
+        return next(named, told.id or told.name)
+
+    def _image(self, where: str, blob: _Blob, at: int) -> Image:
+        if not blob.mime_type.startswith("image/"):
+            raise BadRequest(f"{where}.inlineData.mimeType = {blob.mime_type!r}: this model reads text and images")
+        try:
+            picture = base64.b64decode(blob.data.translate(_URL_SAFE), validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise BadRequest(f"{where}.inlineData.data is no base64: {error}") from error
+        digest = f"sha256:{hashlib.sha256(picture).hexdigest()}"
+        self.pictures[digest] = picture
+        return Image(digest=digest, media_type=blob.mime_type, size=len(picture), at=at)
+
+    def _put(self, message: Message) -> None:
+        self._put_results()
+        self._messages.append(message)
+
+    def _put_results(self) -> None:
+        """In the order of the calls: harnesses may send them as they come."""
+        if self._results:
+            order = {call.id: place for place, call in enumerate(self._calls)}
+            self._messages += sorted(self._results, key=lambda result: order.get(result.tool_call_id, len(order)))
+            self._results = []
+
+
+def _result_text(response: bytes) -> str:
+    """A response that is one text as the text, any other as JSON."""
+    value = msgspec.json.decode(response)
+    match value:
+        case {"output": str(text), **others} if not others:
+            return text
+        case {"result": str(text), **others} if not others:
+            return text
+    return msgspec.json.encode(value).decode()
+
+
+def _tools(tools: Sequence[Mapping[str, msgspec.Raw]]) -> tuple[tuple[Tool, ...], tuple[str, ...]]:
+    kept: list[Tool] = []
+    notes: list[str] = []
+    for index, tool in enumerate(tools):
+        for kind, value in tool.items():
+            if kind == "functionDeclarations":
+                kept += [_tool(declared) for declared in _DECLARATIONS.decode(value)]
+            else:
+                notes.append(f"tools[{index}].{kind} is not offered: nobody here would run it")
+    return tuple(kept), tuple(notes)
+
+
+def _tool(declared: _Declaration) -> Tool:
+    schema = declared.parameters_json_schema
+    if schema is None:
+        schema = _json_schema(declared.parameters or {})
+    return Tool(name=declared.name, description=declared.description or "", parameters=schema)
+
+
+def _json_schema(schema: Any) -> Any:
+    """The dialect's own schemas, which are those of OpenAPI with types in capitals, as JSON schemas."""
+    if isinstance(schema, list):
+        return [_json_schema(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    told = {key: value for key, value in schema.items() if key not in ("nullable", "propertyOrdering", "type")}
+    for key, value in told.items():
+        if key in ("properties", "$defs") and isinstance(value, dict):
+            told[key] = {name: _json_schema(inner) for name, inner in value.items()}
+        elif key in ("items", "anyOf", "additionalProperties"):
+            told[key] = _json_schema(value)
+        elif key.startswith(("min", "max")) and isinstance(value, str) and value.isdecimal():
+            told[key] = int(value)
+    if isinstance(kind := schema.get("type"), str):
+        told = {"type": [kind.lower(), "null"] if schema.get("nullable") is True else kind.lower(), **told}
+    return told
+
+
+def _choice(config: _ToolConfig | None, tools: Sequence[Tool]) -> ToolChoice:
+    calling = (config.function_calling_config if config else None) or _CallingConfig()
+    mode = _MODES.get(calling.mode or "AUTO")
+    if mode is None:
+        raise BadRequest(
+            f"toolConfig.functionCallingConfig.mode = {calling.mode!r} is unknown: use one of {', '.join(_MODES)}"
+        )
+    names = tuple(calling.allowed_function_names or ())
+    if mode != "required" or not names:
+        return ToolChoice(mode)  # type: ignore[arg-type]
+    known = {tool.name for tool in tools}
+    if strange := [name for name in names if name not in known]:
+        raise BadRequest(
+            f"toolConfig.functionCallingConfig.allowedFunctionNames has {strange[0]!r}, which is no tool of this "
+            "request: name declared functions"
+        )
+    return ToolChoice("named", names)
+
+
+def _schema(config: _GenerationConfig) -> bytes:
+    if config.response_json_schema != _ABSENT:
+        return bytes(config.response_json_schema)
+    return msgspec.json.encode(_json_schema(config.response_schema)) if config.response_schema is not None else b""
+
+
+def _max_tokens(asked: int | None) -> int | None:
+    if asked is not None and asked < 1:
+        raise BadRequest(f"generationConfig.maxOutputTokens = {asked} is too small: ask for at least 1")
+    return asked
+
+
+def _stops(stops: Sequence[str]) -> tuple[str, ...]:
+    if len(stops) > _MOST_STOPS:
+        raise BadRequest(f"generationConfig.stopSequences has {len(stops)} strings: send at most {_MOST_STOPS}")
+    return tuple(text for text in stops if text)
+
+
+_SNAKE = (
+    "allowed_function_names",
+    "cached_content",
+    "candidate_count",
+    "function_call",
+    "function_calling_config",
+    "function_declarations",
+    "function_response",
+    "generate_content_request",
+    "generation_config",
+    "include_thoughts",
+    "inline_data",
+    "max_output_tokens",
+    "mime_type",
+    "parameters_json_schema",
+    "response_json_schema",
+    "response_schema",
+    "stop_sequences",
+    "system_instruction",
+    "thinking_config",
+    "thought_signature",
+    "tool_config",
+)
+_CAMEL = {name: re.sub(r"_(\w)", lambda letter: letter[1].upper(), name) for name in _SNAKE}
+_ANY_SNAKE = re.compile(rb'"(?:' + "|".join(_SNAKE).encode() + rb')"\s*:')
+_OPAQUE = frozenset({"args", "response", "parameters", "parametersJsonSchema", "responseSchema", "responseJsonSchema"})
+
+
+def _camel_case(body: bytes) -> bytes:
+    """Field names in camel case: a server of this dialect also reads the names of the protocol buffers."""
+    if _ANY_SNAKE.search(body) is None:
+        return body
+    return msgspec.json.encode(_camel_names(msgspec.json.decode(body)))
+
+
+def _camel_names(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_camel_names(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    named = ((_CAMEL.get(key, key), item) for key, item in value.items())
+    return {key: item if key in _OPAQUE else _camel_names(item) for key, item in named}
+
+
+def counted(tokens: int) -> bytes:
+    """The answer to `countTokens`."""
+    return msgspec.json.encode({"totalTokens": tokens})
+
+
+def models(names: Sequence[str]) -> bytes:
+    """The answer to `GET /v1beta/models`."""
+    methods = ["generateContent", "countTokens"]
+    listed = [{"name": f"models/{name}", "displayName": name, "supportedGenerationMethods": methods} for name in names]
+    return msgspec.json.encode({"models": listed})
+
+
+# -- answers
+
+
+def encode(head: Head, request: Request, answer: Answer) -> bytes:
+    parts = _parts(request, answer.message, 0, 0)
+    return msgspec.json.encode(_chunk(head, parts, _finish(answer)) | {"usageMetadata": _usage(answer)})
+
+
+def _parts(request: Request, said: Message, thought: int, told: int) -> list[dict[str, Any]]:
+    """What of a message is not told yet. The seal of its reasoning is on the first call, else on the last text."""
+    parts: list[dict[str, Any]] = []
+    if request.reasoning and told == 0 and (thoughts := said.reasoning[thought:]):
+        parts.append({"text": thoughts, "thought": True})
+    if (rest := said.content[told:]) or not said.tool_calls:
+        parts.append({"text": rest})
+    parts += [
+        {"functionCall": {"id": call.id, "name": call.name, "args": as_object(call.arguments)}}
+        for call in said.tool_calls
+    ]
+    if said.reasoning:
+        parts[-max(1, len(said.tool_calls))]["thoughtSignature"] = seal(said.reasoning)
+    return parts
+
+
+def _finish(answer: Answer) -> str:
+    cut = answer.finish is FinishReason.LENGTH and not answer.message.tool_calls
+    return "MAX_TOKENS" if cut else "STOP"
+
+
+def _usage(answer: Answer) -> dict[str, int]:
+    usage = {
+        "promptTokenCount": answer.prompt_tokens,
+        "candidatesTokenCount": answer.completion_tokens - answer.reasoning_tokens,
+        "totalTokenCount": answer.prompt_tokens + answer.completion_tokens,
+    }
+    return usage | {"thoughtsTokenCount": answer.reasoning_tokens} if answer.reasoning_tokens else usage
+
+
+def _chunk(head: Head, parts: Sequence[dict[str, Any]], finish: str | None = None) -> dict[str, Any]:
+    candidate: dict[str, Any] = {"content": {"role": "model", "parts": parts}, "index": 0}
+    if finish is not None:
+        candidate["finishReason"] = finish
+    return {"candidates": [candidate], "modelVersion": head.model, "responseId": head.id}
+
+
+class GeminiStream:
+    """A `Stream` of chunks of one part each, as server-sent events or as the items of one array."""
+
+    def __init__(self, head: Head, request: Request) -> None:
+        self._head = head
+        self._request = request
+        self._thought = self._told = 0
+        self._chunks = 0
+
+    def start(self) -> bytes:
+        return b"" if self._request.events else b"["
+
+    def reasoning(self, text: str) -> bytes:
+        if not self._request.reasoning or not text:
+            return b""
+        self._thought += len(text)
+        return self._item(_chunk(self._head, [{"text": text, "thought": True}]))
+
+    def text(self, text: str) -> bytes:
+        self._told += len(text)
+        return self._item(_chunk(self._head, [{"text": text}]))
+
+    def end(self, answer: Answer) -> bytes:
+        *parts, last = _parts(self._request, answer.message, self._thought, self._told)
+        items = [self._item(_chunk(self._head, [part])) for part in parts]
+        ending = _chunk(self._head, [last], _finish(answer)) | {"usageMetadata": _usage(answer)}
+        return b"".join([*items, self._item(ending), self._closed()])
+
+    def error(self, problem: Problem, message: str) -> bytes:
+        return self._item(_problem(problem, message)) + self._closed()
+
+    def keep_alive(self) -> bytes:
+        """White space in an array; no harness of this dialect is known to bear a sign of life between events."""
+        return b"" if self._request.events else b"\n"
+
+    def _item(self, chunk: dict[str, Any]) -> bytes:
+        body = msgspec.json.encode(chunk)
+        self._chunks += 1
+        if self._request.events:
+            return b"data: " + body + b"\n\n"
+        return body if self._chunks == 1 else b",\r\n" + body
+
+    def _closed(self) -> bytes:
+        return b"" if self._request.events else b"]"
+
+
+def stream(head: Head, request: Request) -> GeminiStream:
+    return GeminiStream(head, request)
+
+
+_STATUS = {
+    Problem.UNKNOWN_KEY: "UNAUTHENTICATED",
+    Problem.OUT_OF_TURNS: "FAILED_PRECONDITION",
+    Problem.NOT_FOUND: "NOT_FOUND",
+    Problem.ENDED: "ABORTED",
+    Problem.ENGINE_FAILED: "INTERNAL",
+}
+
+
+def error(problem: Problem, message: str) -> bytes:
+    return msgspec.json.encode(_problem(problem, message))
+
+
+def status(problem: Problem) -> int:
+    return problem.http_status
+
+
+def overflow(prompt_tokens: int, window: int) -> str:
+    return f"The input token count ({prompt_tokens}) exceeds the maximum number of tokens allowed ({window})."
+
+
+def _problem(problem: Problem, message: str) -> dict[str, Any]:
+    code = status(problem)
+    return {"error": {"code": code, "message": message, "status": _STATUS.get(problem, "INVALID_ARGUMENT")}}

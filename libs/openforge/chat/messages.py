@@ -1,0 +1,561 @@
+"""The Anthropic Messages dialect.
+
+Promises: a history reads the same however its blocks are written: text or one text block, `cache_control` anywhere, the
+results of parallel calls in any order. What a model sampled as arguments comes back as it was sampled, reasoning too.
+"""
+
+import base64
+import binascii
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from openforge.chat.arguments import as_object, as_sampled
+from openforge.chat.contract import Image, Message, Tool, ToolCall
+from openforge.chat.dialect import Answer, BadRequest, Head, Problem, Request, ToolChoice
+from openforge.chat.sealed import given_back, seal
+from openforge.protos import FinishReason
+
+NAME = "messages"
+
+_NOT_SAMPLING = frozenset(
+    {
+        "messages",
+        "system",
+        "tools",
+        "stream",
+        "metadata",
+        "cache_control",
+        "service_tier",
+        "container",
+        "diagnostics",
+        "inference_geo",
+        "user_profile_id",
+        "workspace_id",
+    }
+)
+_MOST_STOPS = 16
+_MODES = {"auto": "auto", "any": "required", "tool": "named", "none": "none"}
+_REASONING = frozenset({"enabled", "adaptive"})
+_ABSENT = msgspec.Raw(b"null")
+
+
+class _Source(msgspec.Struct):
+    type: str = ""
+    media_type: str = ""
+    data: str = ""
+    url: str = ""
+
+
+class _Block(msgspec.Struct):
+    """Any content block: each type has some of the fields."""
+
+    type: str
+    text: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: msgspec.Raw = msgspec.Raw(b"{}")
+    tool_use_id: str | None = None
+    content: "str | list[_Block] | dict[str, Any] | None" = None
+    is_error: bool | None = None
+    thinking: str | None = None
+    signature: str | None = None
+    data: str | None = None
+    tool_name: str | None = None
+    source: _Source | str | None = None
+
+
+class _Message(msgspec.Struct):
+    role: str
+    content: str | list[_Block] | None = None
+
+
+class _Tool(msgspec.Struct):
+    name: str = ""
+    type: str | None = None
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    defer_loading: bool | None = None
+    strict: bool | None = None
+
+
+class _Choice(msgspec.Struct):
+    type: str
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class _Thinking(msgspec.Struct):
+    type: str
+
+
+class _Format(msgspec.Struct):
+    type: str = ""
+    schema: msgspec.Raw = _ABSENT
+
+
+class _OutputConfig(msgspec.Struct):
+    format: _Format | None = None
+
+
+class _Body(msgspec.Struct):
+    """What the codec reads; the rest of the body is only recorded."""
+
+    messages: list[_Message]
+    model: str = ""
+    system: str | list[_Block] | None = None
+    tools: list[_Tool] | None = None
+    tool_choice: _Choice | None = None
+    stream: bool | None = None
+    max_tokens: int | None = None
+    stop_sequences: list[str] | None = None
+    thinking: _Thinking | None = None
+    output_config: _OutputConfig | None = None
+    output_format: _Format | None = None
+    context_management: msgspec.Raw = _ABSENT
+
+
+_BODY = msgspec.json.Decoder(_Body)
+_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+# -- requests
+
+
+def decode(body: bytes, route: str = "messages") -> Request:
+    try:
+        read = _BODY.decode(body)
+        fields = _FIELDS.decode(body)
+        asked = {name: msgspec.json.decode(raw) for name, raw in fields.items() if name not in _NOT_SAMPLING}
+        return _request(read, asked)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise BadRequest(f"the body is not a Messages request: {error}") from error
+
+
+def _request(read: _Body, asked: Mapping[str, Any]) -> Request:
+    if not read.messages:
+        raise BadRequest("messages is empty: send at least one message")
+    history = _History()
+    tools = history.offer(read.tools or [])
+    history.system("system", read.system)
+    for index, message in enumerate(read.messages):
+        history.add(f"messages[{index}]", message)
+    if read.context_management != _ABSENT:
+        history.notes.append("context_management has no effect: the conversation is taken as it is sent")
+    return Request(
+        model=read.model,
+        messages=history.whole(),
+        tools=tools,
+        tool_choice=_choice(read.tool_choice, tools),
+        parallel_calls=not (read.tool_choice and read.tool_choice.disable_parallel_tool_use),
+        schema=_schema(read),
+        stream=bool(read.stream),
+        reasoning=read.thinking is not None and read.thinking.type in _REASONING,
+        max_tokens=_max_tokens(read.max_tokens),
+        stop=_stops(read.stop_sequences or []),
+        asked=asked,
+        notes=tuple(history.notes),
+        pictures=history.pictures,
+    )
+
+
+class _History:
+    """The canonical messages of a conversation, gathered block by block."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.pictures: dict[str, bytes] = {}
+        self._messages: list[Message] = []
+        self._order: dict[str, int] = {}
+        self._results: list[Message] = []
+        self._deferred: dict[str, Tool] = {}
+
+    def offer(self, tools: Sequence[_Tool]) -> tuple[Tool, ...]:
+        """The tools that the prompt describes. Deferred ones are described where a result refers to them."""
+        kept = []
+        for index, tool in enumerate(tools):
+            if tool.type not in (None, "custom"):
+                self.notes.append(f"tools[{index}] of type {tool.type!r} is not offered: nobody here would run it")
+                continue
+            if not tool.name:
+                raise BadRequest(f"tools[{index}].name is missing: give the tool a name")
+            offered = Tool(
+                name=tool.name,
+                description=tool.description or "",
+                parameters=tool.input_schema or {},
+                strict=bool(tool.strict),
+            )
+            if tool.defer_loading:
+                self._deferred[tool.name] = offered
+            else:
+                kept.append(offered)
+        return tuple(kept)
+
+    def system(self, where: str, content: str | list[_Block] | None) -> None:
+        if content:
+            self._put(_Gathered("system").all_of(self, where, content).message())
+
+    def add(self, where: str, message: _Message) -> None:
+        match message.role:
+            case "user":
+                self._user(where, message.content)
+            case "assistant":
+                self._assistant(where, message.content)
+            case "system":
+                self.system(where, message.content)
+            case _:
+                raise BadRequest(f"{where}.role = {message.role!r} is unknown: use user, assistant or system")
+
+    def whole(self) -> tuple[Message, ...]:
+        self._put_results()
+        return tuple(self._messages)
+
+    def _user(self, where: str, content: str | list[_Block] | None) -> None:
+        if content is None or isinstance(content, str):
+            self._put(Message(role="user", content=content or ""))
+            return
+        others = []
+        for index, block in enumerate(content):
+            if block.type == "tool_result":
+                self._results.append(self._result(f"{where}.content[{index}]", block))
+            else:
+                others.append(block)
+        if others or not content:
+            self._put(_Gathered("user").all_of(self, where, others).message())
+
+    def _result(self, where: str, block: _Block) -> Message:
+        if not block.tool_use_id:
+            raise BadRequest(f"{where}.tool_use_id is missing: say which call this is the result of")
+        if isinstance(block.content, dict):
+            raise BadRequest(f"{where}.content is an object: send text or a list of blocks")
+        gathered = _Gathered("tool").all_of(self, where, block.content or "")
+        return gathered.message(tool_call_id=block.tool_use_id, otherwise="error" if block.is_error else "")
+
+    def _assistant(self, where: str, content: str | list[_Block] | None) -> None:
+        texts: list[str] = []
+        reasoning: list[str] = []
+        calls: list[ToolCall] = []
+        blocks = [_Block("text", content)] if isinstance(content, str) else content or []
+        for index, block in enumerate(blocks):
+            match block.type:
+                case "text":
+                    texts.append(block.text or "")
+                case "thinking":
+                    reasoning.append(given_back(block.thinking or "", block.signature or ""))
+                case "redacted_thinking":
+                    reasoning.append(given_back("", block.data or ""))
+                case "tool_use":
+                    calls.append(_call(f"{where}.content[{index}]", block, len(calls)))
+                case _:
+                    self.notes.append(f"{where}.content[{index}] of type {block.type!r} is left out: it is not ours")
+        said = Message(role="assistant", content="".join(texts), reasoning="".join(reasoning), tool_calls=tuple(calls))
+        self._say(said)
+
+    def _say(self, said: Message) -> None:
+        """Messages of the assistant in a row are one."""
+        last = self._messages[-1] if self._messages and not self._results else None
+        if last is not None and last.role == "assistant":
+            self._messages.pop()
+            said = Message(
+                role="assistant",
+                content=last.content + said.content,
+                reasoning=last.reasoning + said.reasoning,
+                tool_calls=last.tool_calls + said.tool_calls,
+            )
+        self._put(said)
+        self._order = {call.id: place for place, call in enumerate(said.tool_calls)}
+
+    def _put(self, message: Message) -> None:
+        self._put_results()
+        self._messages.append(message)
+
+    def _put_results(self) -> None:
+        """In the order of the calls: harnesses send them as they come."""
+        if self._results:
+            last = len(self._order)
+            self._messages += sorted(self._results, key=lambda result: self._order.get(result.tool_call_id, last))
+            self._results = []
+
+    def referred(self, where: str, name: str) -> str:
+        """What a result that refers to a deferred tool stands for."""
+        tool = self._deferred.get(name)
+        if tool is None:
+            self.notes.append(f"{where} refers to {name!r}, which is no deferred tool: it is left out")
+            return ""
+        shown = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+        return msgspec.json.encode(shown).decode()
+
+
+class _Gathered:
+    """The text and the images of one message; texts of several blocks stand on lines of their own."""
+
+    def __init__(self, role: str) -> None:
+        self._role = role
+        self._text = ""
+        self._images: list[Image] = []
+
+    def all_of(self, history: _History, where: str, content: str | Iterable[_Block]) -> "_Gathered":
+        if isinstance(content, str):
+            self._text = content
+            return self
+        for index, block in enumerate(content):
+            self._add(history, f"{where}.content[{index}]", block)
+        return self
+
+    def message(self, tool_call_id: str = "", otherwise: str = "") -> Message:
+        return Message(
+            role=self._role,  # type: ignore[arg-type]
+            content=self._text or otherwise,
+            tool_call_id=tool_call_id,
+            images=tuple(self._images),
+        )
+
+    def _add(self, history: _History, where: str, block: _Block) -> None:
+        match block.type:
+            case "text":
+                self._write(block.text or "")
+            case "image":
+                image, picture = _image(where, block.source, len(self._text))
+                self._images.append(image)
+                if picture:
+                    history.pictures[image.digest] = picture
+            case "tool_reference":
+                self._write(history.referred(where, block.tool_name or ""))
+            case "document" if isinstance(block.source, _Source) and block.source.type == "text":
+                self._write(block.source.data)
+            case _:
+                raise BadRequest(f"{where} has type {block.type!r}: this model reads text and images")
+
+    def _write(self, text: str) -> None:
+        self._text = f"{self._text}\n{text}" if self._text and text else self._text or text
+
+
+def _image(where: str, source: _Source | str | None, at: int) -> tuple[Image, bytes]:
+    """The image, and its bytes where they came with it."""
+    if not isinstance(source, _Source):
+        raise BadRequest(f"{where}.source is missing: send the image as base64 or by URL")
+    if source.type == "url":
+        return Image(digest=_digest(source.url.encode()), at=at), b""
+    if source.type != "base64":
+        raise BadRequest(f"{where}.source.type = {source.type!r} is not read: send the image as base64 or by URL")
+    try:
+        picture = base64.b64decode(source.data, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise BadRequest(f"{where}.source.data is no base64: {error}") from error
+    return Image(digest=_digest(picture), media_type=source.media_type, size=len(picture), at=at), picture
+
+
+def _digest(data: bytes) -> str:
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def _call(where: str, block: _Block, position: int) -> ToolCall:
+    if not block.name:
+        raise BadRequest(f"{where}.name is missing: say which tool was called")
+    return ToolCall(id=block.id or f"call_{position}", name=block.name, arguments=as_sampled(bytes(block.input)))
+
+
+def _choice(choice: _Choice | None, tools: Sequence[Tool]) -> ToolChoice:
+    if choice is None:
+        return ToolChoice()
+    mode = _MODES.get(choice.type)
+    if mode is None:
+        raise BadRequest(f"tool_choice.type = {choice.type!r} is unknown: use one of {', '.join(_MODES)}")
+    if mode != "named":
+        return ToolChoice(mode)  # type: ignore[arg-type]
+    if choice.name not in {tool.name for tool in tools}:
+        raise BadRequest(f"tool_choice.name = {choice.name!r} is no tool of this request: name one of tools")
+    return ToolChoice("named", (choice.name or "",))
+
+
+def _schema(read: _Body) -> bytes:
+    for form in (read.output_config.format if read.output_config else None, read.output_format):
+        if form is not None and form.type == "json_schema" and form.schema != _ABSENT:
+            return bytes(form.schema)
+    return b""
+
+
+def _max_tokens(asked: int | None) -> int | None:
+    if asked is not None and asked < 1:
+        raise BadRequest(f"max_tokens = {asked} is too small: ask for at least 1")
+    return asked
+
+
+def _stops(stops: Sequence[str]) -> tuple[str, ...]:
+    if len(stops) > _MOST_STOPS:
+        raise BadRequest(f"stop_sequences has {len(stops)} strings: send at most {_MOST_STOPS}")
+    return tuple(text for text in stops if text)
+
+
+def counted(tokens: int) -> bytes:
+    """The answer to `POST /messages/count_tokens`."""
+    return msgspec.json.encode({"input_tokens": tokens})
+
+
+# -- answers
+
+
+def encode(head: Head, request: Request, answer: Answer) -> bytes:
+    stop_reason, stop_sequence = _stopped(request, answer)
+    message = _opened(head) | {
+        "content": _content(request, answer.message),
+        "stop_reason": stop_reason,
+        "stop_sequence": stop_sequence,
+        "usage": _usage(answer.prompt_tokens, answer.completion_tokens),
+    }
+    return msgspec.json.encode(message)
+
+
+def _opened(head: Head) -> dict[str, Any]:
+    return {"id": f"msg_{head.id}", "type": "message", "role": "assistant", "model": head.model}
+
+
+def _content(request: Request, said: Message) -> list[dict[str, Any]]:
+    blocks: list[dict[str, Any]] = []
+    if said.reasoning and request.reasoning:
+        blocks.append({"type": "thinking", "thinking": said.reasoning, "signature": seal(said.reasoning)})
+    if said.content:
+        blocks.append({"type": "text", "text": said.content})
+    blocks += [_tool_use(call) | {"input": as_object(call.arguments)} for call in said.tool_calls]
+    return blocks
+
+
+def _tool_use(call: ToolCall) -> dict[str, Any]:
+    return {"type": "tool_use", "id": call.id, "name": call.name}
+
+
+def _stopped(request: Request, answer: Answer) -> tuple[str, str | None]:
+    """Why it ended, and the harness's own stop string that ended it."""
+    if answer.message.tool_calls:
+        return "tool_use", None
+    if answer.finish is FinishReason.LENGTH:
+        return "max_tokens", None
+    if answer.stop and answer.stop in request.stop:
+        return "stop_sequence", answer.stop
+    return "end_turn", None
+
+
+def _usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
+    return {
+        "input_tokens": prompt_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": 0,
+        "output_tokens": completion_tokens,
+    }
+
+
+_PING = b'event: ping\ndata: {"type":"ping"}\n\n'
+_START = b'event: content_block_start\ndata: {"type":"content_block_start","index":%d,"content_block":%b}\n\n'
+_DELTA = b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":%b}\n\n'
+_STOP = b'event: content_block_stop\ndata: {"type":"content_block_stop","index":%d}\n\n'
+_TEXT = (b'{"type":"text","text":""}', b'{"type":"text_delta","text":%b}')
+_THINKING = (b'{"type":"thinking","thinking":"","signature":""}', b'{"type":"thinking_delta","thinking":%b}')
+
+
+class MessagesStream:
+    """A `Stream` of Messages events: one block after the other, each closed before the next one opens."""
+
+    def __init__(self, head: Head, request: Request) -> None:
+        self._head = head
+        self._request = request
+        self._block = 0
+        self._open: tuple[bytes, bytes] | None = None
+        self._reasoned: list[str] = []
+        self._told = 0
+
+    def start(self) -> bytes:
+        message = _opened(self._head) | {
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": _usage(self._head.prompt_tokens, 1),
+        }
+        return _event("message_start", {"message": message}) + _PING
+
+    def reasoning(self, text: str) -> bytes:
+        if not self._request.reasoning or not text:
+            return b""
+        self._reasoned.append(text)
+        return self._more(_THINKING, text)
+
+    def text(self, text: str) -> bytes:
+        self._told += len(text)
+        return self._more(_TEXT, text)
+
+    def end(self, answer: Answer) -> bytes:
+        pieces = []
+        if self._told == 0:
+            pieces.append(self.reasoning(answer.message.reasoning[len("".join(self._reasoned)) :]))
+        if rest := answer.message.content[self._told :]:
+            pieces.append(self.text(rest))
+        pieces.append(self._close())
+        pieces += [self._call(call) for call in answer.message.tool_calls]
+        stop_reason, stop_sequence = _stopped(self._request, answer)
+        delta = {"stop_reason": stop_reason, "stop_sequence": stop_sequence}
+        usage = _usage(answer.prompt_tokens, answer.completion_tokens)
+        pieces += [_event("message_delta", {"delta": delta, "usage": usage}), _event("message_stop", {})]
+        return b"".join(pieces)
+
+    def error(self, problem: Problem, message: str) -> bytes:
+        return b"event: error\ndata: " + error(problem, message) + b"\n\n"
+
+    def keep_alive(self) -> bytes:
+        return _PING
+
+    def _more(self, kind: tuple[bytes, bytes], text: str) -> bytes:
+        opened = b"" if self._open is kind else self._close() + self._opened(kind)
+        return opened + _DELTA % (self._block, kind[1] % msgspec.json.encode(text))
+
+    def _opened(self, kind: tuple[bytes, bytes]) -> bytes:
+        self._open = kind
+        return _START % (self._block, kind[0])
+
+    def _close(self) -> bytes:
+        """The end of the open block, if one is open."""
+        if self._open is None:
+            return b""
+        signed = b""
+        if self._open is _THINKING:
+            signature = {"type": "signature_delta", "signature": seal("".join(self._reasoned))}
+            signed = _DELTA % (self._block, msgspec.json.encode(signature))
+        self._open = None
+        self._block += 1
+        return signed + _STOP % (self._block - 1)
+
+    def _call(self, call: ToolCall) -> bytes:
+        block = self._block
+        self._block += 1
+        opened = msgspec.json.encode(_tool_use(call) | {"input": {}})
+        filled = {"type": "input_json_delta", "partial_json": bytes(as_object(call.arguments)).decode()}
+        return _START % (block, opened) + _DELTA % (block, msgspec.json.encode(filled)) + _STOP % block
+
+
+def stream(head: Head, request: Request) -> MessagesStream:
+    return MessagesStream(head, request)
+
+
+_TYPES = {
+    Problem.UNKNOWN_KEY: "authentication_error",
+    Problem.NOT_FOUND: "not_found_error",
+    Problem.ENDED: "conflict_error",
+    Problem.ENGINE_FAILED: "api_error",
+}
+
+
+def error(problem: Problem, message: str) -> bytes:
+    told = {"type": _TYPES.get(problem, "invalid_request_error"), "message": message}
+    return msgspec.json.encode({"type": "error", "error": told, "request_id": None})
+
+
+def status(problem: Problem) -> int:
+    return problem.http_status
+
+
+def overflow(prompt_tokens: int, window: int) -> str:
+    return f"prompt is too long: {prompt_tokens} tokens > {window} maximum"
+
+
+def _event(kind: str, fields: dict[str, Any]) -> bytes:
+    return b"event: " + kind.encode() + b"\ndata: " + msgspec.json.encode({"type": kind} | fields) + b"\n\n"
