@@ -428,7 +428,7 @@ def encode(head: Head, request: Request, answer: Answer) -> bytes:
 
 
 def _parts(request: Request, said: Message, thought: int, told: int) -> list[dict[str, Any]]:
-    """What of a message is not told yet. The seal of its reasoning is on the first call, else on the last text."""
+    """What of a message is not told yet. The seal of its reasoning is on the first call, else on the text."""
     parts: list[dict[str, Any]] = []
     if request.reasoning and told == 0 and (thoughts := said.reasoning[thought:]):
         parts.append({"text": thoughts, "thought": True})
@@ -470,7 +470,8 @@ class GeminiStream:
     def __init__(self, head: Head, request: Request) -> None:
         self._head = head
         self._request = request
-        self._thought = self._told = 0
+        self._thoughts: list[str] = []
+        self._told = 0
         self._chunks = 0
 
     def start(self) -> bytes:
@@ -479,15 +480,19 @@ class GeminiStream:
     def reasoning(self, text: str) -> bytes:
         if not self._request.reasoning or not text:
             return b""
-        self._thought += len(text)
+        self._thoughts.append(text)
         return self._item(_chunk(self._head, [{"text": text, "thought": True}]))
 
     def text(self, text: str) -> bytes:
+        """The first piece carries the seal of the thoughts before it: clients that join pieces keep what that has."""
+        part = {"text": text}
+        if self._thoughts and not self._told:
+            part["thoughtSignature"] = seal("".join(self._thoughts))
         self._told += len(text)
-        return self._item(_chunk(self._head, [{"text": text}]))
+        return self._item(_chunk(self._head, [part]))
 
     def end(self, answer: Answer) -> bytes:
-        *parts, last = _parts(self._request, answer.message, self._thought, self._told)
+        *parts, last = _parts(self._request, answer.message, len("".join(self._thoughts)), self._told)
         items = [self._item(_chunk(self._head, [part])) for part in parts]
         ending = _chunk(self._head, [last], _finish(answer)) | {"usageMetadata": _usage(answer)}
         return b"".join([*items, self._item(ending), self._closed()])

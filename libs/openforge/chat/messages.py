@@ -325,6 +325,12 @@ class _Gathered:
                 self._write(history.referred(where, block.tool_name or ""))
             case "document" if isinstance(block.source, _Source) and block.source.type == "text":
                 self._write(block.source.data)
+            case "search_result" if isinstance(block.content, list):
+                for index, inner in enumerate(block.content):
+                    self._add(history, f"{where}.content[{index}]", inner)
+            case _ if self._role == "tool":
+                history.notes.append(f"{where} of type {block.type!r} is left out: this model reads text and images")
+                self._write(f"[{block.type}: this model reads text and images]")
             case _:
                 raise BadRequest(f"{where} has type {block.type!r}: this model reads text and images")
 

@@ -271,6 +271,10 @@ def test_a_streamed_answer_holds_what_the_whole_one_holds(events: bool) -> None:
     assert [part for part in parts if "functionCall" in part] == calls
     assert [call["functionCall"]["args"] for call in calls] == [{"command": "ls"}, {"INVALID_JSON": '{"command": '}]
     assert [call.get("thoughtSignature") for call in calls] == [seal("abc"), None]
+    assert [part.get("thoughtSignature") for part in parts if part.get("text") in ("Look", "ing.")] == [
+        seal("abc"),
+        None,
+    ]
     assert seen[-1]["candidates"][0]["finishReason"] == whole["candidates"][0]["finishReason"] == "STOP"
     assert seen[-1]["usageMetadata"] == whole["usageMetadata"]
     assert whole["usageMetadata"] == {

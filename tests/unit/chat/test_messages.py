@@ -133,7 +133,9 @@ def test_errors_images_and_references_in_results_are_read() -> None:
                 "content": [
                     result("a", [], is_error=True),
                     result("b", [block("text", text="see"), picture]),
-                    result("c", [block("tool_reference", tool_name="late")]),
+                    result(
+                        "c", [block("tool_reference", tool_name="late"), block("document", source={"type": "base64"})]
+                    ),
                 ],
             },
         ],
@@ -144,7 +146,10 @@ def test_errors_images_and_references_in_results_are_read() -> None:
     [image] = seen.images
     assert (seen.content, image.media_type, image.size, image.at) == ("see", "image/png", 9, 3)
     assert request.pictures == {image.digest: b"png bytes"}
-    assert json.loads(found.content) == {
+    reference, placeholder = found.content.split("\n")
+    assert placeholder == "[document: this model reads text and images]"
+    assert request.notes[0].startswith("messages[2].content[2].content[1] of type 'document' is left out")
+    assert json.loads(reference) == {
         "name": "late",
         "description": "Found later.",
         "parameters": {"type": "object"},
