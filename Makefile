@@ -8,7 +8,7 @@ BIN    := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help install demo seeds test check heavy conformance conformance-fast bench soak schema clean
+.PHONY: help install demo seeds test check heavy oracles conformance conformance-fast bench soak schema clean
 
 help: ## what the targets do
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -53,6 +53,15 @@ conformance: install ## every real harness through the proxy, 5 GB of downloads;
 conformance-fast: install ## the quick ones, with faults on the line
 	$(BIN)/openforge conformance --fast $(ARGS)
 
+oracles: .venv-oracles/.installed ## losses and advantages against verl and TRL, in a .venv-oracles of two gigabytes
+	.venv-oracles/bin/python -m pytest --noconftest -W default tests/oracles $(ARGS)
+
+.venv-oracles/.installed: Makefile
+	test -x .venv-oracles/bin/python || $(PYTHON) -m venv .venv-oracles
+	.venv-oracles/bin/pip install -q --disable-pip-version-check torch==2.13.0 verl==0.9.1 trl==1.16.0 pytest==9.2.0 pytest-asyncio==1.5.0
+	.venv-oracles/bin/pip install -q --disable-pip-version-check .
+	@touch $@
+
 bench: install ## every benchmark, JSON to bench/
 	mkdir -p bench
 	for name in bus engine proxy sandbox learner; do $(BIN)/openforge bench $$name --json > bench/$$name.json || exit 1; done
@@ -64,5 +73,5 @@ schema: install ## writes docs/protos from the code
 	$(BIN)/openforge protos schema
 
 clean: ## removes what the targets made, but not runs/
-	rm -rf $(VENV) bench .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
+	rm -rf $(VENV) .venv-oracles bench .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -130,6 +130,8 @@ FACTS: tuple[Fact, ...] = (
                 logprobs=pack_logprobs([-0.5, -0.25]),
                 versions=(VersionSpan(3, 2, 3),),
                 turns=(0,),
+                images=("12" * 32,),
+                routed_experts=(BlobRef("34" * 32, 96),),
             ),
         ),
         temperature=1.0,

@@ -1,4 +1,7 @@
-"""`python fleet_steps.py MODEL WORLD OUT [LOAD]`: some training steps on that many ranks, results in OUT."""
+"""`python fleet_steps.py MODEL WORLD OUT SECTIONS [LOAD]`: some training steps on that many ranks, results in OUT.
+
+SECTIONS is JSON: more of the sections `algorithm` and `learner`.
+"""
 
 import json
 import sys
@@ -10,8 +13,10 @@ from openforge.learner.backends.choose import backend_for
 from openforge.learner.step import batch_of, step_of
 
 
-def main(model: str, world: str, out: str, load: str = "") -> None:
-    config = run_config(Path(model), learner={"world_size": int(world), "row_tokens": 48, "gradient_clip": 0.5})
+def main(model: str, world: str, out: str, sections: str, load: str = "") -> None:
+    more = json.loads(sections)
+    learner = {"world_size": int(world), "row_tokens": 48, "gradient_clip": 0.5, **more.get("learner", {})}
+    config = run_config(Path(model), learner=learner, algorithm=more.get("algorithm", {}))
     backend = backend_for(config)
     folder = Path(out)
     if load:
@@ -24,7 +29,16 @@ def main(model: str, world: str, out: str, load: str = "") -> None:
         batch = batch_of(base, groups, {one.episode: one for one in trajectories}, 0)
         step = step_of(batch, config.algorithm, backend.vocabulary)
         stats = backend.train(step.sequences, base)
-        seen.append([stats.loss, stats.grad_norm, stats.ratio_mean, float(stats.loss_tokens)])
+        seen.append(
+            [
+                stats.loss,
+                stats.grad_norm,
+                stats.ratio_mean,
+                float(stats.loss_tokens),
+                stats.critic_loss,
+                stats.weight_zero,
+            ]
+        )
     logprobs = backend.logprobs(step.sequences)
     weights = {name: tensor.double().sum().item() for name, tensor in backend.export().items()}
     if not load:

@@ -89,15 +89,51 @@ class PacingSection(_Section, frozen=True, kw_only=True):
 
 
 class AlgorithmSection(_Section, frozen=True, kw_only=True):
-    """`reinforce_is`: -sg(min(pi/mu, ratio_cap)) * A * log pi. `ppo_clip`: PPO against mu."""
+    """What is learned from a batch: formulas, sources and published settings are in `docs/algorithms.md`.
 
-    advantage: Literal["grpo", "dr_grpo", "rloo"] = "grpo"
+    `advantage` compares rewards (`gae` with a critic), `loss` is per token, `aggregation` weighs tokens. `objective`
+    is what the ratio is against: the recorded log-probs (`bypass`), or those that the learner's own weights give
+    before the step (`decoupled`). `correction` is the weight for who sampled: `auto` is `token_tis` where the loss
+    needs one. `ratio_cap` bounds weights from above, `ratio_floor` is icepop's other end. `horizon` is the constant
+    of `constant`. `kl_coefficient` 0 has no reference. `overlong_tokens` 0 shapes no reward. A batch is cut into
+    `mini_batches` of whole groups, one optimizer step each, and gone over `epochs` times.
+    """
+
+    advantage: Literal[
+        "grpo", "dr_grpo", "rloo", "maxrl", "grpo_batch_std", "reinforce_pp", "reinforce_pp_baseline", "gae"
+    ] = "grpo"
     advantage_eps: float = 1e-6
-    loss: Literal["reinforce_is", "ppo_clip"] = "reinforce_is"
+    loss: Literal["reinforce_is", "ppo_clip", "gspo", "cispo", "dppo_tv"] = "reinforce_is"
+    objective: Literal["bypass", "decoupled"] = "bypass"
+    correction: Literal["auto", "none", "token_tis", "sequence_tis", "icepop"] = "auto"
     ratio_cap: float = 2.0
+    ratio_floor: float = 0.5
     clip_low: float = 0.2
     clip_high: float = 0.28
-    aggregation: Literal["token_mean", "sequence_mean"] = "token_mean"
+    dual_clip: float = 0.0
+    aggregation: Literal["token_mean", "sequence_mean", "episode_mean", "constant"] = "token_mean"
+    horizon: int = 0
+    kl_coefficient: float = 0.0
+    kl_estimator: Literal["k1", "k2", "k3", "k3_plus"] = "k3"
+    overlong_tokens: int = 0
+    overlong_buffer: int = 0
+    overlong_penalty: float = 1.0
+    mini_batches: int = 1
+    epochs: int = 1
+    gamma: float = 1.0
+    gae_lambda: float = 1.0
+    value_clip: float = 0.2
+
+
+class LoraSection(_Section, frozen=True, kw_only=True):
+    """Low-rank adapters are trained instead of the weights where `rank` is above 0; what is published is merged.
+
+    `targets` are the names of linear layers, or `all-linear`.
+    """
+
+    rank: int = 0
+    alpha: float = 32.0
+    targets: tuple[str, ...] = ("all-linear",)
 
 
 class TrainingSection(_Section, frozen=True, kw_only=True):
@@ -113,12 +149,14 @@ class TrainingSection(_Section, frozen=True, kw_only=True):
 class LearnerSection(_Section, frozen=True, kw_only=True):
     """`row_tokens` is the longest packed row; a longer sequence is retired. `threads` is torch's.
 
-    After `warmup_steps` of rising learning rate it falls linearly, to zero after step `decay_steps`; 0 keeps it.
+    `critic_learning_rate` is for `algorithm.advantage = "gae"`. After `warmup_steps` of rising learning rate it falls
+    linearly, to zero after step `decay_steps`; 0 keeps it.
     """
 
     backend: Literal["torch", "verl"] = "torch"
     backend_options: dict[str, str | int | float | bool] = {}
     learning_rate: float = 1e-5
+    critic_learning_rate: float = 1e-5
     warmup_steps: int = 0
     decay_steps: int = 0
     betas: tuple[float, float] = (0.9, 0.95)
@@ -130,6 +168,7 @@ class LearnerSection(_Section, frozen=True, kw_only=True):
     world_size: int = 1
     checkpoint_every: int = 5
     keep_checkpoints: int = 2
+    lora: LoraSection = LoraSection()
 
 
 class EvaluationSection(_Section, frozen=True, kw_only=True):

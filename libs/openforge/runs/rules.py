@@ -11,6 +11,7 @@ import msgspec
 
 from openforge.env.registry import BadEnvironment, NoSuchEnvironment, load_environment
 from openforge.protos import BadKey, token
+from openforge.runs.algorithm_rules import algorithm_problems
 from openforge.runs.config import RunConfig
 
 # The least allowed value, and why or what to write instead.
@@ -34,6 +35,17 @@ _LEAST: dict[str, tuple[float, str]] = {
     "pacing.attempts": (1, "1 means no second try"),
     "pacing.max_lag": (0, "0 trains synchronously, 1 overlaps one step"),
     "pacing.refills_per_step": (0, "0 refills none"),
+    "algorithm.horizon": (0, "the tokens that constant divides by, those of the longest answer for example"),
+    "algorithm.kl_coefficient": (0, "0 has no reference"),
+    "algorithm.dual_clip": (0, "0 is off, 3.0 is usual"),
+    "algorithm.overlong_tokens": (0, "0 shapes no reward"),
+    "algorithm.overlong_buffer": (0, "0 has no slope before the penalty"),
+    "algorithm.overlong_penalty": (0, "1.0 is usual"),
+    "algorithm.mini_batches": (1, "1 takes one optimizer step for each batch"),
+    "algorithm.epochs": (1, "1 goes over a batch once"),
+    "algorithm.gamma": (0, "1.0 discounts nothing"),
+    "algorithm.gae_lambda": (0, "1.0 compares with what came in the end"),
+    "learner.lora.rank": (0, "0 trains all weights"),
     "learner.warmup_steps": (0, "0 means none"),
     "learner.decay_steps": (0, "0 keeps the learning rate"),
     "learner.weight_decay": (0, "0 means none"),
@@ -56,9 +68,13 @@ _ABOVE_ZERO: dict[str, str] = {
     "pacing.wait_timeout_s": "the seconds one group may keep a batch waiting",
     "algorithm.advantage_eps": "it keeps the division by the spread finite; 1e-6 is usual",
     "algorithm.ratio_cap": "2.0 is usual",
+    "algorithm.ratio_floor": "0.5 is usual",
     "algorithm.clip_low": "0.2 is usual",
     "algorithm.clip_high": "0.28 is usual",
+    "algorithm.value_clip": "0.2 is usual",
     "learner.learning_rate": "1e-5 is usual for a full fine-tune",
+    "learner.critic_learning_rate": "1e-5 is usual",
+    "learner.lora.alpha": "twice the rank is usual",
     "learner.gradient_clip": "1.0 is usual",
 }
 
@@ -67,6 +83,8 @@ _NOT_ABOVE: dict[str, tuple[float, str]] = {
     "run.seed": (2**31 - 1, "any whole number below 2**31"),
     "sampling.top_p": (1.0, "1.0 means no such limit"),
     "algorithm.clip_low": (1.0, "a ratio cannot fall below 0"),
+    "algorithm.gamma": (1.0, "1.0 discounts nothing"),
+    "algorithm.gae_lambda": (1.0, "1.0 compares with what came in the end"),
 }
 
 
@@ -85,7 +103,7 @@ def value_of(config: RunConfig, path: str) -> Any:
 
 def problems_of(config: RunConfig) -> list[str]:
     """Everything that no run could keep, whatever machine it works on."""
-    return [*_out_of_range(config), *_misnamed(config), *_at_odds(config)]
+    return [*_out_of_range(config), *_misnamed(config), *_at_odds(config), *algorithm_problems(config)]
 
 
 def environment_problems(config: RunConfig) -> list[str]:

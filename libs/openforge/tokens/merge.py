@@ -13,6 +13,7 @@ from itertools import pairwise
 import msgspec
 
 from openforge.protos import (
+    BlobRef,
     BranchCause,
     Caller,
     Dropped,
@@ -217,7 +218,15 @@ def _sequence(chain: _Chain) -> TrainingSequence:
         logprobs=logprobs,
         versions=tuple(versions),
         turns=tuple(turn.fact.turn for turn in turns if turn.sampled_length),
+        routed_experts=_routed_experts(turns),
     )
+
+
+def _routed_experts(turns: Sequence[RebuiltTurn]) -> tuple[BlobRef, ...]:
+    """One for each turn with sampled tokens, or none at all: a gap could not be replayed."""
+    found = [turn.fact.routed_experts for turn in turns if turn.sampled_length]
+    known = tuple(one for one in found if one is not None)
+    return known if len(known) == len(found) else ()
 
 
 def _versions_within(turn: RebuiltTurn, span: Span) -> list[VersionSpan]:

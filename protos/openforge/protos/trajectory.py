@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import msgspec
 
 from openforge.protos.episode import Isolation
-from openforge.protos.fact import Fact, Span, VersionSpan
+from openforge.protos.fact import BlobRef, Fact, Span, VersionSpan
 from openforge.protos.group import Purpose, TaskRef
 from openforge.protos.reasons import BranchCause, EndReason
 
@@ -26,7 +26,9 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True):
 
     `ids`: int32 x T. `loss`: the spans of sampled tokens to train, in order. `logprobs`: float32, one per
     loss token, in order. `versions`: the weight version of each loss token, as spans over positions
-    0..T. `turns`: the turns whose sampled tokens stand here.
+    0..T. `turns`: the turns whose sampled tokens stand here. `images`: the digests of what stands at the image
+    placeholders of `ids`, in order. `routed_experts`: for each of `turns` the experts that the engine chose, int16
+    (tokens, layers, experts per token), where it says so.
     """
 
     ids: bytes
@@ -34,6 +36,8 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: bytes
     versions: tuple[VersionSpan, ...]
     turns: tuple[int, ...]
+    images: tuple[str, ...] = ()
+    routed_experts: tuple[BlobRef, ...] = ()
 
 
 class Dropped(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,8 +17,9 @@ import msgspec
 import torch
 from torch import Tensor
 
+from openforge.learner.aggregation import token_weights
 from openforge.learner.backends.torch_fsdp import TorchBackend
-from openforge.learner.loss import reinforce_is, token_weights
+from openforge.learner.loss import reinforce, token_tis
 from openforge.learner.packing import TrainSequence
 from openforge.runs import RunConfig
 from openforge.runs.config import EnvironmentSection, LearnerSection, ModelSection, RunSection
@@ -83,7 +84,7 @@ def made_up(vocabulary: int, groups: int) -> list[TrainSequence]:
         for prompt in prompts
         for _ in range(MEMBERS)
     ]
-    weights = token_weights([len(answer) for _, answer in answers], "token_mean")
+    weights = token_weights([len(answer) for _, answer in answers], range(len(answers)), "token_mean")
     return [
         TrainSequence(
             ids_T=[*prompt, *answer],
@@ -103,7 +104,7 @@ def _ids(rng: random.Random, count: int, vocabulary: int) -> list[int]:
 
 def padded_step(backend: TorchBackend, sequences: list[TrainSequence]) -> int:
     """The step that the rows replace; the tokens that it computes."""
-    backend.optimizer.zero_grad()
+    backend.trained.optimizer.zero_grad()
     computed = 0
     for start in range(0, len(sequences), MICRO_BATCH):
         part = sequences[start : start + MICRO_BATCH]
@@ -111,7 +112,7 @@ def padded_step(backend: TorchBackend, sequences: list[TrainSequence]) -> int:
         loss.backward()
         computed += tokens
     torch.nn.utils.clip_grad_norm_(backend.policy.parameters(), 1.0)
-    backend.optimizer.step()
+    backend.trained.optimizer.step()
     return computed
 
 
@@ -127,7 +128,7 @@ def _padded_loss(model: Any, part: list[TrainSequence]) -> tuple[Tensor, int]:
     mu_N = torch.tensor([value for one in part for value in one.mu_logprobs_K])
     advantage_N = torch.tensor([one.advantage for one in part for _ in one.at_K])
     weight_N = torch.tensor([one.weight for one in part for _ in one.at_K])
-    return (weight_N * reinforce_is(logprobs_N, mu_N, advantage_N, 2.0)).sum(), len(part) * longest
+    return (weight_N * reinforce(logprobs_N, advantage_N, token_tis(logprobs_N - mu_N, 2.0))).sum(), len(part) * longest
 
 
 if __name__ == "__main__":

@@ -15,13 +15,19 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from openforge.protos import BlobRef
+
 
 class RowTooShort(ValueError):
     """A sequence does not fit into a row; the batcher should have retired it."""
 
 
 class TrainSequence(msgspec.Struct, frozen=True, kw_only=True):
-    """T ids of which the K at positions `at_K` are trained. `weight` is the share of each of them in the loss."""
+    """T ids of which the K at positions `at_K` are trained. `weight` is the share of each of them in the loss.
+
+    `reward` is its episode's, for a critic. `part` is the mini-batch it belongs to. `images` and `routed_experts` are
+    those of `openforge.protos.Sequence`, for backends that take them.
+    """
 
     ids_T: list[int]
     at_K: list[int]
@@ -29,6 +35,10 @@ class TrainSequence(msgspec.Struct, frozen=True, kw_only=True):
     advantage: float
     weight: float
     temperature: float
+    reward: float = 0.0
+    part: int = 0
+    images: tuple[str, ...] = ()
+    routed_experts: tuple[BlobRef, ...] = ()
 
 
 class Tree(msgspec.Struct, kw_only=True):
@@ -54,11 +64,14 @@ Row = Tree
 """A row is a forest: trees one after another, which nothing connects."""
 
 
-def pack(sequences: Sequence[TrainSequence], row_tokens: int, fill_tokens: int | None = None) -> list[Row]:
-    """Rows of at most `row_tokens`. Trees are laid together only up to `fill_tokens`: on a CPU a short row
-    is cheaper than a full one, since attention costs the square of the row."""
+def pack(
+    sequences: Sequence[TrainSequence], row_tokens: int, fill_tokens: int | None = None, ranks: int = 1
+) -> list[Row]:
+    """Rows of at most `row_tokens`, if possible as many as a multiple of `ranks`. Trees are laid together only up to
+    `fill_tokens`: on a CPU a short row is cheaper than a full one, since attention costs the square of the row."""
     trees = list(_trees(sequences, row_tokens))
-    return [_forest(bin_) for bin_ in _first_fit_decreasing(trees, min(fill_tokens or row_tokens, row_tokens))]
+    bins = _first_fit_decreasing(trees, min(fill_tokens or row_tokens, row_tokens))
+    return [_forest(bin_) for bin_ in _raised(bins, ranks)]
 
 
 def cost(row: Row, pair_cost: float) -> float:
@@ -158,6 +171,27 @@ def _first_fit_decreasing(trees: list[Tree], fill_tokens: int) -> list[list[Tree
             bins[fitting].append(tree)
             room[fitting] -= size
     return bins
+
+
+def _raised(bins: list[list[Tree]], ranks: int) -> list[list[Tree]]:
+    """The fullest bins halved until each of the ranks has as many: otherwise some would compute rows for nothing."""
+    while len(bins) % ranks:
+        fullest = max(range(len(bins)), key=lambda index: (len(bins[index]) > 1) * _tokens(bins[index]))
+        if len(bins[fullest]) < 2:
+            break
+        bins = [*bins[:fullest], *_halves(bins[fullest]), *bins[fullest + 1 :]]
+    return bins
+
+
+def _halves(trees: list[Tree]) -> tuple[list[Tree], list[Tree]]:
+    left, right = list[Tree](), list[Tree]()
+    for tree in sorted(trees, key=lambda tree: -len(tree.ids_T)):
+        (left if _tokens(left) <= _tokens(right) else right).append(tree)
+    return left, right
+
+
+def _tokens(trees: list[Tree]) -> int:
+    return sum(len(tree.ids_T) for tree in trees)
 
 
 def _forest(trees: list[Tree]) -> Row:

@@ -149,7 +149,7 @@ class Learner:
                 raise Zombie(f"another learner told {told.subject}")
             case TrajectoryVerified() if fact.purpose == "train":
                 self._payloads[fact.episode] = fact
-                self._batcher.apply(header_of(fact, self._backend.vocabulary))
+                self._batcher.apply(header_of(fact, self._backend.vocabulary, self._backend.takes))
                 if not self._batcher.holds(fact.episode, fact.group):
                     del self._payloads[fact.episode]
             case BatchTrained():

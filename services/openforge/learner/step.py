@@ -6,12 +6,14 @@ the loss run over the whole step, those tokens included whose group has nothing 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
-from openforge.learner.advantage import advantages, zero_variance
-from openforge.learner.loss import token_weights
+from openforge.learner.advantage import batch_advantages, overlong_penalty, zero_variance
+from openforge.learner.aggregation import token_weights
 from openforge.learner.packing import TrainSequence
 from openforge.learner.trajectories import Tokens, unpack
 from openforge.protos import TrajectoryVerified
@@ -48,33 +50,82 @@ def batch_of(
 
 
 def step_of(batch: Batch, algorithm: AlgorithmSection, vocabulary: int) -> Step:
-    unpacked: list[tuple[Tokens, float, float]] = []
-    for group in batch.groups:
-        rewards_G = [trajectory.reward for trajectory in group]
-        advantages_G = advantages(rewards_G, algorithm.advantage, algorithm.advantage_eps)
-        for trajectory, advantage in zip(group, advantages_G, strict=True):
-            for sequence in trajectory.sequences:
-                tokens = _masked(unpack(sequence, vocabulary), batch.oldest_allowed)
-                unpacked.append((tokens, advantage, trajectory.temperature))
-    weights_S = token_weights([len(tokens.at_K) for tokens, _, _ in unpacked], algorithm.aggregation)
-    members = [trajectory for group in batch.groups for trajectory in group]
-    silent = sum(zero_variance([member.reward for member in group]) for group in batch.groups)
+    """The sequences of a batch with advantages and weights. The advantage belongs to the episode: all its sequences
+    have the same, and a mini-batch holds whole groups."""
+    members = [member for group in batch.groups for member in group]
+    part_E = [index % algorithm.mini_batches for index, group in enumerate(batch.groups) for _ in group]
+    drafts = [
+        _Draft(episode=episode, part=part_E[episode], tokens=tokens)
+        for episode, member in enumerate(members)
+        for tokens in _tokens_of(member, batch.oldest_allowed, vocabulary)
+    ]
+    loss_tokens = Counter[int]()
+    for draft in drafts:
+        loss_tokens[draft.episode] += len(draft.tokens.at_K)
+    rewards_E = [shaped_reward(member, algorithm) for member in members]
+    advantages_E = batch_advantages(
+        rewards_E,
+        [loss_tokens[episode] for episode in range(len(members))],
+        [len(group) for group in batch.groups],
+        algorithm.advantage,
+        algorithm.advantage_eps,
+    )
     return Step(
         sequences=tuple(
             TrainSequence(
-                ids_T=tokens.ids_T,
-                at_K=tokens.at_K,
-                mu_logprobs_K=tokens.logprobs_K,
-                advantage=advantage,
+                ids_T=draft.tokens.ids_T,
+                at_K=draft.tokens.at_K,
+                mu_logprobs_K=draft.tokens.logprobs_K,
+                advantage=advantages_E[draft.episode],
                 weight=weight,
-                temperature=temperature,
+                temperature=members[draft.episode].temperature,
+                reward=rewards_E[draft.episode],
+                part=draft.part,
+                images=draft.tokens.images,
+                routed_experts=draft.tokens.routed_experts,
             )
-            for (tokens, advantage, temperature), weight in zip(unpacked, weights_S, strict=True)
+            for draft, weight in zip(drafts, _weights(drafts, algorithm), strict=True)
         ),
-        loss_tokens=sum(len(tokens.at_K) for tokens, _, _ in unpacked),
+        loss_tokens=sum(loss_tokens.values()),
         reward_mean=_mean([member.reward for member in members]),
-        zero_variance_groups=silent,
-        metrics=_metrics(members),
+        zero_variance_groups=sum(zero_variance([member.reward for member in group]) for group in batch.groups),
+        metrics=_metrics(members) | _shaping_metrics(members, rewards_E, algorithm),
+    )
+
+
+class _Draft(NamedTuple):
+    """A sequence whose advantage and weight are not known yet. `episode` counts the batch's episodes from 0."""
+
+    episode: int
+    part: int
+    tokens: Tokens
+
+
+def _tokens_of(member: TrajectoryVerified, oldest_allowed: int, vocabulary: int) -> Iterator[Tokens]:
+    for sequence in member.sequences:
+        yield _masked(unpack(sequence, vocabulary), oldest_allowed)
+
+
+def _weights(drafts: Sequence[_Draft], algorithm: AlgorithmSection) -> list[float]:
+    """Over each optimizer step, which is a mini-batch."""
+    weights = [0.0] * len(drafts)
+    for part in range(algorithm.mini_batches):
+        own = [index for index, draft in enumerate(drafts) if draft.part == part]
+        found = token_weights(
+            [len(drafts[index].tokens.at_K) for index in own],
+            [drafts[index].episode for index in own],
+            algorithm.aggregation,
+            algorithm.horizon,
+        )
+        for index, weight in zip(own, found, strict=True):
+            weights[index] = weight
+    return weights
+
+
+def shaped_reward(member: TrajectoryVerified, algorithm: AlgorithmSection) -> float:
+    """The verdict, and what an answer that is too long loses."""
+    return member.reward + overlong_penalty(
+        member.sampled_tokens, algorithm.overlong_tokens, algorithm.overlong_buffer, algorithm.overlong_penalty
     )
 
 
@@ -82,8 +133,8 @@ def _masked(tokens: Tokens, oldest_allowed: int) -> Tokens:
     kept = [k for k, version in enumerate(tokens.versions_K) if version >= oldest_allowed]
     if len(kept) == len(tokens.at_K):
         return tokens
-    return Tokens(
-        ids_T=tokens.ids_T,
+    return msgspec.structs.replace(
+        tokens,
         at_K=[tokens.at_K[k] for k in kept],
         logprobs_K=[tokens.logprobs_K[k] for k in kept],
         versions_K=[tokens.versions_K[k] for k in kept],
@@ -101,6 +152,15 @@ def _metrics(members: Sequence[TrajectoryVerified]) -> dict[str, float]:
         "sequences_per_episode": _mean([float(len(member.sequences)) for member in members]),
         "turns_mean": _mean([float(member.turns) for member in members]),
     }
+
+
+def _shaping_metrics(
+    members: Sequence[TrajectoryVerified], rewards_E: Sequence[float], algorithm: AlgorithmSection
+) -> dict[str, float]:
+    if not algorithm.overlong_tokens:
+        return {}
+    lost = [member.reward - shaped for member, shaped in zip(members, rewards_E, strict=True)]
+    return {"overlong_penalty_mean": _mean(lost), "overlong_episodes": float(sum(one > 0 for one in lost))}
 
 
 def _mean(values: Sequence[float]) -> float:

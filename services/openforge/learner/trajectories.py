@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from openforge.protos import Sequence, TrajectoryVerified, unpack_ids, unpack_logprobs
+from openforge.protos import BlobRef, Sequence, TrajectoryVerified, unpack_ids, unpack_logprobs
 
 SENTINEL_LOGPROB = -9000.0
 """Engines send -9999 where they have no log-prob; no sampled token can be that improbable."""
@@ -57,18 +57,24 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True):
     at_K: list[int]
     logprobs_K: list[float]
     versions_K: list[int]
+    images: tuple[str, ...] = ()
+    routed_experts: tuple[BlobRef, ...] = ()
 
 
 class Unsound(ValueError):
     """The numbers of a sequence contradict one another, or no engine may send them."""
 
 
-def header_of(verified: TrajectoryVerified, vocabulary: int) -> Header:
-    """The header of a verdict; a fault of its tokens is found here, once, and not in the step."""
+def header_of(verified: TrajectoryVerified, vocabulary: int, takes: frozenset[str] = frozenset()) -> Header:
+    """The header of a verdict; a fault of its tokens is found here, once, and not in the step.
+
+    `takes` is what the backend can use beside tokens.
+    """
     unsound, longest, versions = "", 0, Counter[int]()
     try:
         _check_scalars(verified)
         for sequence in verified.sequences:
+            _check_taken(sequence, takes)
             tokens = unpack(sequence, vocabulary)
             longest = max(longest, len(tokens.ids_T))
             versions.update(tokens.versions_K)
@@ -95,6 +101,12 @@ def _check_scalars(verified: TrajectoryVerified) -> None:
         raise Unsound(f"temperature = {verified.temperature}: only what was sampled above 0 has a gradient")
 
 
+def _check_taken(sequence: Sequence, takes: frozenset[str]) -> None:
+    """Without its images a sequence is another one; without its experts it is the same, forwarded otherwise."""
+    if sequence.images and "images" not in takes:
+        raise Unsound(f"{len(sequence.images)} images belong to its tokens, and the learner's backend takes text alone")
+
+
 def unpack(sequence: Sequence, vocabulary: int) -> Tokens:
     """The numbers of a sequence; raises `Unsound`."""
     if len(sequence.ids) % 4 or len(sequence.logprobs) % 4:
@@ -105,7 +117,14 @@ def unpack(sequence: Sequence, vocabulary: int) -> Tokens:
     _check_ids(ids_T, vocabulary)
     _check_loss(at_K, len(ids_T))
     _check_logprobs(logprobs_K, len(at_K))
-    return Tokens(ids_T=ids_T, at_K=at_K, logprobs_K=logprobs_K, versions_K=_versions(sequence, at_K))
+    return Tokens(
+        ids_T=ids_T,
+        at_K=at_K,
+        logprobs_K=logprobs_K,
+        versions_K=_versions(sequence, at_K),
+        images=sequence.images,
+        routed_experts=sequence.routed_experts,
+    )
 
 
 def _check_ids(ids_T: list[int], vocabulary: int) -> None:

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from openforge.learner.backends.forward import PolicyForward, RowTensors
-from openforge.learner.packing import RowTooShort, TrainSequence, pack
+from openforge.learner.backends.forward import PolicyForward, RowTensors, sequence_index
+from openforge.learner.backends.ranks import PAIR_COST, balanced
+from openforge.learner.packing import RowTooShort, TrainSequence, cost, pack
 
 VOCABULARY = 61
 
@@ -152,3 +153,34 @@ def test_every_loss_token_is_in_exactly_one_row_and_rows_keep_their_bound(
             assert [row.ids_T[i] for i in ancestors] == sequences[index].ids_T[:at]
             assert [row.position_T[i] for i in ancestors] == list(range(at))
             assert row.target_N[n] == sequences[index].ids_T[at]
+
+
+def test_ranks_have_the_same_to_compute_attention_included() -> None:
+    rng = random.Random(0)
+    lengths = [max(4, min(int(rng.lognormvariate(5.7, 1.0)), 2048)) for _ in range(256)]
+    sequences = [
+        sequence([index, *(rng.randrange(VOCABULARY) for _ in range(n))], [n]) for index, n in enumerate(lengths)
+    ]
+    rows = pack(sequences, 2048)
+    assert sum(len(row.ids_T) for row in rows) / (2048 * len(rows)) > 0.97
+    for world in (2, 8):
+        shares = balanced(pack(sequences, 2048, ranks=world), world)
+        loads = [sum(cost(row, PAIR_COST) for row in part) for part in shares]
+        assert len({len(part) for part in shares}) == 1
+        assert max(loads) < 1.1 * sum(loads) / world
+
+
+def test_one_tree_is_one_row_however_many_ranks_there_are() -> None:
+    assert len(pack(group(random.Random(4), 24, 8, 20), 2048, ranks=4)) == 1
+
+
+def test_the_tokens_of_a_sequence_stand_together_in_one_row() -> None:
+    """What looks at whole sequences (GSPO, sequence weights, GAE) relies on it."""
+    sequences = mixed(5)
+    for row in pack(sequences, 64):
+        runs = [sequence for n, (sequence, _) in enumerate(row.slot_N) if n == 0 or row.slot_N[n - 1][0] != sequence]
+        assert len(runs) == len(set(runs))
+        assert list(sequence_index(row)) == [runs.index(sequence) for sequence, _ in row.slot_N]
+        for run in runs:
+            offsets = [offset for sequence, offset in row.slot_N if sequence == run]
+            assert offsets == list(range(len(sequences[run].at_K)))

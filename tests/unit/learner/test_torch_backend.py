@@ -2,13 +2,15 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
+import reference_losses
 import torch
 from learner_world import run_config, tiny_model, verdict
 
 from openforge.learner.backends.choose import backend_for
 from openforge.learner.backends.contract import BackendRefused
-from openforge.learner.backends.torch_fsdp import TorchBackend, learning_rate
+from openforge.learner.backends.torch_fsdp import TorchBackend
 from openforge.learner.step import Step, batch_of, step_of
 from openforge.protos import TrajectoryVerified
 from openforge.runs import RunConfig
@@ -87,9 +89,9 @@ def test_the_learning_rate_warms_up(tmp_path: Path) -> None:
 
 
 def test_the_learning_rate_falls_to_nothing(tmp_path: Path) -> None:
-    settings = run_config(tmp_path, learner={"warmup_steps": 2, "decay_steps": 6, "learning_rate": 8e-3}).learner
-    rates = [learning_rate(settings, step) for step in range(7)]
-    assert rates == pytest.approx([4e-3, 8e-3, 8e-3, 6e-3, 4e-3, 2e-3, 0])
+    settings = {"warmup_steps": 2, "decay_steps": 6, "learning_rate": 8e-3}
+    trained = TorchBackend(run_config(tiny_model(tmp_path), learner=settings)).trained
+    assert [trained.learning_rate(step) for step in range(7)] == pytest.approx([4e-3, 8e-3, 8e-3, 6e-3, 4e-3, 2e-3, 0])
 
 
 def test_verl_is_refused_with_the_field_and_the_way_out(tmp_path: Path) -> None:
@@ -100,3 +102,180 @@ def test_verl_is_refused_with_the_field_and_the_way_out(tmp_path: Path) -> None:
 def test_unknown_backend_options_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BackendRefused, match="colour"):
         backend_for(run_config(tmp_path, learner={"backend_options": {"colour": "red"}}))
+
+
+EVERYTHING = {
+    "advantage": "gae",
+    "loss": "ppo_clip",
+    "objective": "decoupled",
+    "kl_coefficient": 0.1,
+    "mini_batches": 2,
+    "epochs": 2,
+    "gae_lambda": 0.95,
+}
+LORA = {"rank": 4, "alpha": 8.0, "targets": ["q_proj", "v_proj", "down_proj"]}
+
+
+@pytest.mark.parametrize("lora", [{}, LORA], ids=["all weights", "adapters"])
+def test_a_checkpoint_with_critic_and_reference_continues_bit_for_bit(tmp_path: Path, lora: dict[str, object]) -> None:
+    config = run_config(tiny_model(tmp_path), algorithm=EVERYTHING, learner={"lora": lora})
+    through, resumed = TorchBackend(config), TorchBackend(config)
+    through.train(step(config, through, batch(config)).sequences, 0)
+    (tmp_path / "state").mkdir()
+    through.save(tmp_path / "state")
+    resumed.load(tmp_path / "state")
+    seen = [backend.train(step(config, backend, batch(config, 5)).sequences, 1) for backend in (through, resumed)]
+    assert same(weights(through), weights(resumed))
+    assert seen[0] == seen[1]
+    assert seen[0].critic_loss > 0
+    assert seen[0].reference_kl != 0
+
+
+def test_the_critic_learns_what_to_expect(tmp_path: Path) -> None:
+    config = run_config(
+        tiny_model(tmp_path), algorithm={**EVERYTHING, "kl_coefficient": 0.0}, learner={"critic_learning_rate": 3e-3}
+    )
+    backend = TorchBackend(config)
+    made = step(config, backend, batch(config))
+    first, *_, last = [backend.train(made.sequences, base) for base in range(8)]
+    assert first.explained_variance == pytest.approx(0.0, abs=1e-9)
+    assert last.critic_loss < first.critic_loss
+    assert last.explained_variance > 0.3
+
+
+def test_before_its_first_step_the_learner_is_its_own_centre_and_its_own_reference(tmp_path: Path) -> None:
+    algorithm = {"loss": "ppo_clip", "objective": "decoupled", "kl_coefficient": 0.1, "correction": "icepop"}
+    config = run_config(tiny_model(tmp_path), algorithm=algorithm)
+    backend = TorchBackend(config)
+    made = step(config, backend, batch(config))
+    (rows,) = [backend._measured([one for one in made.sequences if one.advantage])]
+    for measured in rows:
+        row = measured.tensors(backend.device)
+        assert torch.equal(backend.policy(row), measured.proximal_N)
+        assert torch.equal(measured.reference_N, measured.proximal_N)
+    stats = backend.train(made.sequences, 0)
+    assert (stats.clipped_low, stats.clipped_high, stats.reference_kl) == (0.0, 0.0, 0.0)
+    assert 0 < stats.weight_zero < 1  # what was sampled is made up, so many ratios are out of the band
+
+
+def test_the_centre_stays_while_the_policy_moves_over_mini_batches_and_epochs(tmp_path: Path) -> None:
+    algorithm = {"loss": "ppo_clip", "objective": "decoupled", "correction": "none", "epochs": 3}
+    config = run_config(tiny_model(tmp_path), algorithm=algorithm, learner={"learning_rate": 1e-2})
+    backend, plain = TorchBackend(config), TorchBackend(config)
+    made = step(config, backend, batch(config))
+    before = backend.logprobs(made.sequences)
+    backend.train(made.sequences, 0)
+    algorithm = config.algorithm
+    for _ in range(3):  # the same three steps by hand, against the log-probs before the first
+        moved = [
+            msgspec.structs.replace(one, mu_logprobs_K=centre)
+            for one, centre in zip(made.sequences, before, strict=True)
+        ]
+        plain.algorithm = msgspec.structs.replace(algorithm, objective="bypass", epochs=1)
+        plain.train(moved, 0)
+    for name, tensor in backend.export().items():
+        assert torch.allclose(tensor, plain.export()[name], atol=1e-6)
+
+
+def test_the_pull_of_the_reference_reaches_groups_without_variance(tmp_path: Path) -> None:
+    config = run_config(
+        tiny_model(tmp_path), algorithm={"kl_coefficient": 0.5, "kl_estimator": "k2"}, learner={"learning_rate": 1e-4}
+    )
+    backend = TorchBackend(config)
+    silent = [verdict(config, 0, member, 0, reward=1.0) for member in range(4)]
+    assert backend.train(step(config, backend, silent).sequences, 0).grad_norm == pytest.approx(0.0, abs=1e-6)
+    with torch.no_grad():
+        for parameter in backend.policy.parameters():
+            parameter.mul_(1.05)
+    away = backend.train(step(config, backend, silent).sequences, 1)
+    assert away.grad_norm > 1e-4
+    assert away.reference_kl > 0
+    again = backend.train(step(config, backend, silent).sequences, 2)
+    assert again.reference_kl < away.reference_kl
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        {"loss": "gspo", "aggregation": "sequence_mean", "clip_low": 3e-4, "clip_high": 4e-4},
+        {"loss": "ppo_clip", "objective": "decoupled", "correction": "sequence_tis", "aggregation": "episode_mean"},
+        {"advantage": "gae", "loss": "ppo_clip", "aggregation": "constant", "horizon": 8},
+    ],
+    ids=["gspo", "decoupled", "critic"],
+)
+def test_rows_do_not_change_what_looks_at_whole_sequences(tmp_path: Path, algorithm: dict[str, object]) -> None:
+    model = tiny_model(tmp_path)
+    wide = run_config(model, algorithm=algorithm)
+    narrow = run_config(model, algorithm=algorithm, learner={"row_tokens": 24, "backend_options": {"fill_tokens": 1}})
+    found = []
+    for config in (wide, narrow):
+        backend = TorchBackend(config)
+        found.append(backend.train(step(config, backend, batch(config)).sequences, 0))
+    assert found[1].rows > found[0].rows
+    assert found[1].loss == pytest.approx(found[0].loss, rel=1e-4, abs=1e-6)
+    assert found[1].grad_norm == pytest.approx(found[0].grad_norm, rel=1e-4)
+    assert found[1].critic_grad_norm == pytest.approx(found[0].critic_grad_norm, rel=1e-4)
+
+
+def test_the_backends_loss_is_the_formula_over_its_own_log_probs(tmp_path: Path) -> None:
+    algorithm = {"loss": "ppo_clip", "dual_clip": 3.0, "aggregation": "episode_mean"}
+    config = run_config(tiny_model(tmp_path), algorithm=algorithm)
+    backend = TorchBackend(config)
+    made = step(config, backend, [verdict(config, 0, member, 0, reward=float(member)) for member in range(4)])
+    formula, expected = reference_losses.ppo(0.2, 0.28, 3.0), 0.0
+    for one, pi in zip(made.sequences, backend.logprobs(made.sequences), strict=True):
+        case = reference_losses.Case(one.mu_logprobs_K, one.mu_logprobs_K, [], [one.advantage] * len(pi), [])
+        expected += one.weight * sum(formula(pi, pi, case))
+    assert backend.train(made.sequences, 0).loss == pytest.approx(expected, rel=1e-5, abs=1e-5)
+
+
+def test_adapters_start_without_effect_and_are_published_merged(tmp_path: Path) -> None:
+    model = tiny_model(tmp_path)
+    config, plain = run_config(model, learner={"lora": LORA}), run_config(model)
+    backend, untouched = TorchBackend(config), TorchBackend(plain)
+    assert same(weights(backend), weights(untouched))
+    made = step(config, backend, batch(config))
+    backend.train(made.sequences, 0)
+    exported = weights(backend)
+    changed = {name for name in exported if not torch.equal(exported[name], weights(untouched)[name])}
+    assert changed == {name for name in exported if any(target in name for target in LORA["targets"])}  # type: ignore[union-attr]
+    with torch.no_grad():
+        for name, parameter in untouched.policy.model.named_parameters():
+            parameter.copy_(exported[name])
+    for left, right in zip(backend.logprobs(made.sequences), untouched.logprobs(made.sequences), strict=True):
+        assert left == pytest.approx(right, abs=1e-5)
+    assert set(backend.plain_model().state_dict()) == set(untouched.policy.model.state_dict())
+
+
+def test_without_its_adapters_the_policy_is_the_first_one(tmp_path: Path) -> None:
+    algorithm = {"kl_coefficient": 0.1}
+    config = run_config(tiny_model(tmp_path), algorithm=algorithm, learner={"lora": {"rank": 4}, "learning_rate": 1e-2})
+    backend = TorchBackend(config)
+    made = step(config, backend, batch(config))
+    first = backend._measured(list(made.sequences))
+    backend.train(made.sequences, 0)
+    later = backend._measured(list(made.sequences))
+    for before, after in zip(first, later, strict=True):
+        assert torch.equal(before.reference_N, after.reference_N)
+        assert not torch.equal(backend.policy(after.tensors(backend.device)), after.reference_N)
+
+
+def test_layers_that_are_not_there_cannot_be_adapted(tmp_path: Path) -> None:
+    with pytest.raises(BackendRefused, match=r"learner\.lora\.targets = \['nowhere'\]"):
+        TorchBackend(run_config(tiny_model(tmp_path), learner={"lora": {"rank": 4, "targets": ["nowhere"]}}))
+
+
+def test_fused_kernels_are_refused_where_there_is_no_cuda(tmp_path: Path) -> None:
+    options = {"liger": True, "device": "cpu"}
+    with pytest.raises(BackendRefused, match="need a CUDA device"):
+        TorchBackend(run_config(tiny_model(tmp_path), learner={"backend_options": options}))
+
+
+def test_recomputed_activations_give_the_same_step(tmp_path: Path) -> None:
+    model = tiny_model(tmp_path)
+    found = []
+    for recompute in (False, True):
+        config = run_config(model, learner={"backend_options": {"recompute": recompute}})
+        backend = TorchBackend(config)
+        found.append(backend.train(step(config, backend, batch(config)).sequences, 0))
+    assert found[0].grad_norm == pytest.approx(found[1].grad_norm, rel=1e-6)

@@ -1,8 +1,8 @@
 """What the learner asks of whatever computes the policy.
 
 Promises of every backend: the same sequences in the same order from the same state give the same
-weights; sequences without advantage cost nothing and change nothing but the denominator, which is in
-their weights; `export` is what `save` and `load` restore.
+weights; where nothing but the advantage teaches, sequences without one cost nothing and change nothing but the
+denominator, which is in their weights; `export` is what `save` and `load` restore.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ class StepStats(msgspec.Struct, frozen=True, kw_only=True):
     """What a step saw. Means are over the loss tokens with an advantage; `forwarded_tokens` counts row tokens.
 
     `ratio` is pi/mu, `gap` is |log pi - log mu|, `ess` the effective share of the sample, 0..1,
-    `entropy_proxy` the mean of -log pi over what was sampled: on policy, the entropy in expectation.
+    `entropy_proxy` the mean of -log pi over what was sampled: on policy, the entropy in expectation. `clipped_low` and
+    `clipped_high` are the shares of tokens whose ratio to the centre is outside the clip range, `weight_mean` and
+    `weight_zero` the mean correction weight and the share of tokens that have none, `reference_kl` the mean of the KL
+    estimate. Of several optimizer steps in one, norms are means, and the rest is what was seen the first time.
     """
 
     loss: float = 0.0
@@ -45,15 +48,27 @@ class StepStats(msgspec.Struct, frozen=True, kw_only=True):
     kl_mean: float = 0.0
     ess: float = 1.0
     entropy_proxy: float = 0.0
+    clipped_low: float = 0.0
+    clipped_high: float = 0.0
+    weight_mean: float = 1.0
+    weight_zero: float = 0.0
+    reference_kl: float = 0.0
+    critic_loss: float = 0.0
+    critic_grad_norm: float = 0.0
+    explained_variance: float = 0.0
 
 
 class Backend(Protocol):
-    """The policy, its optimizer and its random numbers. Calls come one at a time, from one thread."""
+    """The policy, its optimizer and its random numbers. Calls come one at a time, from one thread.
+
+    `takes` names what it can use beside tokens: `images`, `routed_experts`.
+    """
 
     vocabulary: int
+    takes: frozenset[str]
 
     def train(self, sequences: Sequence[TrainSequence], step: int) -> StepStats:
-        """One optimizer step; `step` counts from 0 and sets the warm-up."""
+        """One batch: an optimizer step for each mini-batch and epoch; `step` counts from 0 and sets the warm-up."""
         ...
 
     def logprobs(self, sequences: Sequence[TrainSequence]) -> list[list[float]]:

@@ -44,6 +44,7 @@ class Fleet:
         _broadcast(canonical(config)[0])
         self._own = TorchBackend(config)
         self.vocabulary = self._own.vocabulary
+        self.takes = self._own.takes
 
     def train(self, sequences: Sequence[TrainSequence], step: int) -> StepStats:
         _broadcast(("train", (sequences, step)))

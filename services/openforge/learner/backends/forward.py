@@ -7,6 +7,7 @@ normalisation is in float32 whatever the rest is computed in.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +20,7 @@ from openforge.learner.packing import Row
 class RowTensors(NamedTuple):
     """A row on a device. T tokens, P places that predict (each at one temperature), N loss tokens.
 
-    Loss token n is predicted at place `at_N[n]`.
+    Loss token n is predicted at place `at_N[n]` and belongs to the row's sequence `sequence_N[n]`, counted from 0.
     """
 
     ids_1T: Tensor
@@ -32,6 +33,7 @@ class RowTensors(NamedTuple):
     mu_logprobs_N: Tensor
     advantage_N: Tensor
     weight_N: Tensor
+    sequence_N: Tensor
 
     @classmethod
     def of(cls, row: Row, device: str | torch.device) -> RowTensors:
@@ -55,7 +57,17 @@ class RowTensors(NamedTuple):
             mu_logprobs_N=real(row.mu_logprobs_N),
             advantage_N=real(row.advantage_N),
             weight_N=real(row.weight_N),
+            sequence_N=whole(list(sequence_index(row))),
         )
+
+
+def sequence_index(row: Row) -> Iterator[int]:
+    """For each loss token the index of its sequence within the row. The tokens of a sequence stand together."""
+    last, index = -1, -1
+    for sequence, _ in row.slot_N:
+        index += sequence != last
+        last = sequence
+        yield index
 
 
 def _mask(ends_T: Tensor) -> Tensor:
@@ -64,8 +76,8 @@ def _mask(ends_T: Tensor) -> Tensor:
     return (index_T[None, :] <= index_T[:, None]) & (index_T[:, None] < ends_T[None, :])
 
 
-class PolicyForward(nn.Module):  # type: ignore[misc]
-    """A causal language model of transformers, asked for the log-probs of a row."""
+class RowForward(nn.Module):  # type: ignore[misc]
+    """A causal language model of transformers, asked what its head says at the places of a row."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -73,21 +85,43 @@ class PolicyForward(nn.Module):  # type: ignore[misc]
         on_cpu = next(model.parameters()).device.type == "cpu"
         self.by_plan = on_cpu and tree_attention.equip(model)
 
-    def forward(self, row: RowTensors) -> Tensor:
-        """logprobs_N."""
-        logits_PV = self.model(
+    def at_places(self, row: RowTensors) -> Tensor:
+        """(P, V) logits."""
+        logits_PV: Tensor = self.model(
             input_ids=row.ids_1T,
             position_ids=row.positions_1T,
             **self._attention(row),
             logits_to_keep=row.predictors_P,
             use_cache=False,
         ).logits[0]
-        if not bool((row.temperature_P == 1.0).all()):
-            logits_PV = logits_PV / row.temperature_P[:, None]
-        return logits_PV.float().log_softmax(-1)[row.at_N, row.targets_N]
+        return logits_PV
 
     def _attention(self, row: RowTensors) -> dict[str, Any]:
         """On a CPU only what the mask leaves is computed; elsewhere one masked square is quicker."""
         if self.by_plan:
             return {"tree_plan": tree_attention.plan_of(row.mask_11TT[0, 0])}
         return {"attention_mask": row.mask_11TT}
+
+
+class PolicyForward(RowForward):
+    def forward(self, row: RowTensors) -> Tensor:
+        """logprobs_N."""
+        logits_PV = self.at_places(row)
+        if not bool((row.temperature_P == 1.0).all()):
+            logits_PV = logits_PV / row.temperature_P[:, None]
+        return logits_PV.float().log_softmax(-1)[row.at_N, row.targets_N]
+
+
+class ValueForward(RowForward):
+    """A model of the same architecture with one number in the place of the language-model head; at first 0."""
+
+    def __init__(self, model: Any) -> None:
+        head = nn.Linear(model.config.get_text_config().hidden_size, 1)
+        nn.init.zeros_(head.weight)
+        nn.init.zeros_(head.bias)
+        model.set_output_embeddings(head.to(next(model.parameters()).device))
+        super().__init__(model)
+
+    def forward(self, row: RowTensors) -> Tensor:
+        """values_N: what is expected before each loss token is sampled."""
+        return self.at_places(row).float()[row.at_N, 0]

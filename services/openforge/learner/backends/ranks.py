@@ -5,6 +5,7 @@ Promises: all ranks run the same number of rows, so that none waits for another 
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -46,15 +47,23 @@ def shard(policy: Any, device: torch.device) -> None:
 
 def share(rows: Sequence[Row]) -> list[tuple[Row, float]]:
     """This rank's rows with weight 1, padded with weight 0 to the length of the longest share."""
-    shares: list[list[Row]] = [[] for _ in range(world())]
-    load = [0.0] * world()
-    for row in sorted(rows, key=lambda row: -cost(row, PAIR_COST)):
-        lightest = load.index(min(load))
-        shares[lightest].append(row)
-        load[lightest] += cost(row, PAIR_COST)
+    shares = balanced(rows, world())
     longest = max(len(part) for part in shares)
     own = shares[rank()]
     return [(row, 1.0) for row in own] + [(rows[0], 0.0) for _ in range(longest - len(own))]
+
+
+def balanced(rows: Sequence[Row], world_size: int) -> list[list[Row]]:
+    """The rows dealt to ranks: as evenly as can be in number, since all run as many as the longest share has, dearest
+    first and each to whoever has the least to compute so far."""
+    shares: list[list[Row]] = [[] for _ in range(world_size)]
+    load = [0.0] * world_size
+    most = math.ceil(len(rows) / world_size)
+    for row in sorted(rows, key=lambda row: -cost(row, PAIR_COST)):
+        lightest = min((place for place in range(world_size) if len(shares[place]) < most), key=load.__getitem__)
+        shares[lightest].append(row)
+        load[lightest] += cost(row, PAIR_COST)
+    return shares
 
 
 def reduce_gradients(policy: Any, last: bool) -> None:

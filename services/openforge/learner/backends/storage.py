@@ -6,7 +6,7 @@ Promises: what is loaded is bit for bit what was saved; another number of ranks 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,25 +16,36 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from openforge.learner.backends import ranks
+from openforge.learner.backends.trained import Trained
 
 
-def save(folder: Path, policy: Any, optimizer: Any) -> None:
+def save(folder: Path, stored: Mapping[str, Trained]) -> None:
+    """`stored` by the prefix of its names in the checkpoint."""
     writer = dcp.FileSystemWriter(folder, sync_files=True)
     with _single_process_is_meant():
-        dcp.save(_state(policy, optimizer), storage_writer=writer, no_dist=_alone())
+        dcp.save(_state(stored), storage_writer=writer, no_dist=_alone())
 
 
-def load(folder: Path, policy: Any, optimizer: Any) -> None:
-    state = _state(policy, optimizer)
+def load(folder: Path, stored: Mapping[str, Trained]) -> None:
+    state = _state(stored)
     with _single_process_is_meant():
         dcp.load(state, storage_reader=dcp.FileSystemReader(folder), no_dist=_alone())
-    set_state_dict(policy, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+    for prefix, trained in stored.items():
+        set_state_dict(
+            trained.network,
+            trained.optimizer,
+            model_state_dict=state[f"{prefix}model"],
+            optim_state_dict=state[f"{prefix}optimizer"],
+        )
     torch.set_rng_state(state["random"])
 
 
-def _state(policy: Any, optimizer: Any) -> dict[str, Any]:
-    model, optimizer_state = get_state_dict(policy, optimizer)
-    return {"model": model, "optimizer": optimizer_state, "random": torch.get_rng_state()}
+def _state(stored: Mapping[str, Trained]) -> dict[str, Any]:
+    state: dict[str, Any] = {"random": torch.get_rng_state()}
+    for prefix, trained in stored.items():
+        model, optimizer = get_state_dict(trained.network, trained.optimizer)
+        state |= {f"{prefix}model": model, f"{prefix}optimizer": optimizer}
+    return state
 
 
 def _alone() -> bool:

@@ -1,0 +1,71 @@
+"""Low-rank adapters (LoRA, arXiv 2106.09685; `peft`) inside the policy.
+
+Promises: the adapters start without effect; what is exported are the plain weights with the adapters merged in, under
+the names of the model's own checkpoint, so that every engine can load it; without adapters the model is the one the run
+started from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+
+from openforge.learner.backends import ranks
+from openforge.learner.backends.contract import BackendRefused
+from openforge.runs.config import LoraSection
+
+ADAPTER = "default"
+_BASE, _DOWN, _UP = ".base_layer", ".lora_A.", ".lora_B."
+
+
+def equip(model: Any, lora: LoraSection) -> None:
+    """Put adapters into the model's layers and freeze all else. Raises `BackendRefused`."""
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ImportError:
+        raise BackendRefused(
+            f"learner.lora.rank = {lora.rank} needs the package peft, which is not installed: "
+            "pip install 'openforge[learner]', or write rank = 0"
+        ) from None
+    targets = "all-linear" if lora.targets == ("all-linear",) else list(lora.targets)
+    config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=targets)
+    try:
+        inject_adapter_in_model(config, model, adapter_name=ADAPTER)
+    except ValueError as error:
+        raise BackendRefused(
+            f"learner.lora.targets = {list(lora.targets)} cannot be adapted in this model: {error}; "
+            'write ["all-linear"], or names of its linear layers'
+        ) from None
+
+
+def merged(parameters: Mapping[str, Tensor], lora: LoraSection) -> dict[str, Tensor]:
+    """W + alpha / rank * B A for every adapted layer, whole, on the CPU: a collective."""
+    scale = lora.alpha / lora.rank
+    found = {}
+    for name, parameter in parameters.items():
+        if _DOWN in name or _UP in name:
+            continue
+        weight = ranks.whole(parameter.detach()).to("cpu")
+        if name.endswith(f"{_BASE}.weight"):
+            stem = name.removesuffix(f"{_BASE}.weight")
+            down = ranks.whole(parameters[f"{stem}{_DOWN}{ADAPTER}.weight"].detach()).to("cpu")
+            up = ranks.whole(parameters[f"{stem}{_UP}{ADAPTER}.weight"].detach()).to("cpu")
+            weight = weight + scale * (up @ down)
+        found[name.replace(_BASE, "")] = weight
+    return found
+
+
+@contextmanager
+def without(model: Any) -> Iterator[None]:
+    """The model as it was before it was trained."""
+    layers = [layer for layer in model.modules() if hasattr(layer, "lora_A") and hasattr(layer, "set_scale")]
+    for layer in layers:
+        layer.set_scale(ADAPTER, 0.0)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.set_scale(ADAPTER, 1.0)
