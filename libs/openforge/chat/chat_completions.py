@@ -1,4 +1,7 @@
-"""The OpenAI Chat Completions dialect."""
+"""The OpenAI Chat Completions dialect, today's tools and the `functions` of old.
+
+Promises: content as text or as parts, absent, null and empty are the same; what was sampled comes back as it was told.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,6 +10,21 @@ import msgspec
 
 from openforge.chat.contract import Message, Tool, ToolCall
 from openforge.chat.dialect import KEEP_ALIVE, Answer, BadRequest, Head, Problem, Request, ToolChoice
+from openforge.chat.openai_forms import (
+    MOST_STOPS,
+    NULL,
+    CustomFormat,
+    Gathered,
+    choice_of,
+    custom_tool,
+    error_body,
+    least,
+    not_offered,
+    overflow,
+    sampled_arguments,
+    schema_of,
+    told_input,
+)
 from openforge.protos import FinishReason
 
 NAME = "chat"
@@ -28,13 +46,19 @@ _NOT_SAMPLING = frozenset(
         "prompt_cache_retention",
     }
 )
-_MOST_STOPS = 16
+_LEGACY = "function_call"
+"""What a request with `functions` wants: its call as `function_call`."""
+
+
+class _ImageUrl(msgspec.Struct):
+    url: str
 
 
 class _Part(msgspec.Struct):
     type: str
     text: str | None = None
     refusal: str | None = None
+    image_url: _ImageUrl | str | None = None
 
 
 class _Function(msgspec.Struct):
@@ -42,8 +66,14 @@ class _Function(msgspec.Struct):
     arguments: str | dict[str, Any] | None = None
 
 
+class _Custom(msgspec.Struct):
+    name: str
+    input: str = ""
+
+
 class _Call(msgspec.Struct):
-    function: _Function
+    function: _Function | None = None
+    custom: _Custom | None = None
     id: str | None = None
 
 
@@ -51,6 +81,7 @@ class _Message(msgspec.Struct):
     role: str
     content: str | list[_Part] | None = None
     tool_calls: list[_Call] | None = None
+    function_call: _Function | None = None
     tool_call_id: str | None = None
     name: str | None = None
     reasoning_content: str | None = None
@@ -60,11 +91,50 @@ class _FunctionTool(msgspec.Struct):
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class _CustomTool(msgspec.Struct):
+    name: str
+    description: str | None = None
+    format: dict[str, msgspec.Raw] | None = None
 
 
 class _Tool(msgspec.Struct):
     type: str = "function"
     function: _FunctionTool | None = None
+    custom: _CustomTool | None = None
+
+
+class _Named(msgspec.Struct):
+    name: str = ""
+
+
+class _ChosenTool(msgspec.Struct):
+    type: str = ""
+    function: _Named | None = None
+    custom: _Named | None = None
+
+
+class _AllowedTools(msgspec.Struct):
+    mode: str = "auto"
+    tools: list[_ChosenTool] = []
+
+
+class _Choice(msgspec.Struct):
+    type: str
+    function: _Named | None = None
+    custom: _Named | None = None
+    allowed_tools: _AllowedTools | None = None
+
+
+class _JsonSchema(msgspec.Struct):
+    schema: msgspec.Raw = NULL
+
+
+class _ResponseFormat(msgspec.Struct):
+    type: str
+    json_schema: _JsonSchema | None = None
 
 
 class _StreamOptions(msgspec.Struct):
@@ -77,6 +147,11 @@ class _Body(msgspec.Struct):
     messages: list[_Message]
     model: str = ""
     tools: list[_Tool] | None = None
+    tool_choice: str | _Choice | None = None
+    parallel_tool_calls: bool | None = None
+    functions: list[_FunctionTool] | None = None
+    function_call: str | _Named | None = None
+    response_format: _ResponseFormat | None = None
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
     max_tokens: int | None = None
@@ -87,7 +162,18 @@ class _Body(msgspec.Struct):
 
 _BODY = msgspec.json.Decoder(_Body)
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+_FORMAT = msgspec.json.Decoder(CustomFormat)
+_ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+    "function": "tool",
+}
+
+
+# -- requests
 
 
 def decode(body: bytes, route: str = "chat/completions") -> Request:
@@ -95,97 +181,189 @@ def decode(body: bytes, route: str = "chat/completions") -> Request:
         read = _BODY.decode(body)
         fields = _FIELDS.decode(body)
         asked = {name: msgspec.json.decode(raw) for name, raw in fields.items() if name not in _NOT_SAMPLING}
+        return _request(read, asked)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BadRequest(f"the body is not a Chat Completions request: {error}") from error
+
+
+def _request(read: _Body, asked: dict[str, Any]) -> Request:
     if not read.messages:
         raise BadRequest("messages is empty: send at least one message")
     if read.n not in (None, 1):
         raise BadRequest(f"n = {read.n} is not supported: send n = 1, or leave it out")
-    tools, notes = _tools(read.tools or [])
+    tools, notes = _tools(read)
+    history = _History()
+    for index, message in enumerate(read.messages):
+        history.add(f"messages[{index}]", message)
+    legacy = bool(read.functions)
     return Request(
         model=read.model,
-        messages=tuple(_message(index, message) for index, message in enumerate(read.messages)),
+        messages=tuple(history.messages),
         tools=tools,
+        tool_choice=_legacy_choice(read.function_call, tools) if legacy else _choice(read.tool_choice, tools),
+        parallel_calls=read.parallel_tool_calls is not False and not legacy,
+        schema=_schema(read.response_format),
         stream=bool(read.stream),
         include_usage=bool(read.stream_options and read.stream_options.include_usage),
-        max_tokens=_max_tokens(read),
+        wants=(_LEGACY,) if legacy else (),
+        max_tokens=least("max_tokens", [read.max_tokens, read.max_completion_tokens]),
         stop=_stops(read.stop),
-        tool_choice=ToolChoice("none") if asked.get("tool_choice") == "none" else ToolChoice(),
         asked=asked,
         notes=notes,
+        pictures=history.pictures,
     )
 
 
-def _message(index: int, message: _Message) -> Message:
-    role = _ROLES.get(message.role)
-    if role is None:
-        raise BadRequest(f"messages[{index}].role = {message.role!r} is unknown: use one of {', '.join(_ROLES)}")
-    return Message(
-        role=role,  # type: ignore[arg-type]
-        content=_text(index, message.content),
-        reasoning=message.reasoning_content or "",
-        tool_calls=tuple(_call(position, call) for position, call in enumerate(message.tool_calls or [])),
-        tool_call_id=message.tool_call_id or "",
-        name=message.name or "",
-    )
+class _History:
+    """The canonical messages of a conversation. Calls of old have no ids: they get their place as one."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self.pictures: dict[str, bytes] = {}
+        self._unnamed = 0
+
+    def add(self, where: str, message: _Message) -> None:
+        role = _ROLES.get(message.role)
+        if role is None:
+            raise BadRequest(f"{where}.role = {message.role!r} is unknown: use one of {', '.join(_ROLES)}")
+        gathered = Gathered(role)
+        _gather(where, message.content, gathered)
+        self.pictures |= gathered.pictures
+        calls = [
+            self._call(f"{where}.tool_calls[{index}]", call) for index, call in enumerate(message.tool_calls or [])
+        ]
+        if message.function_call is not None:
+            calls.append(self._call(where, _Call(function=message.function_call)))
+        self.messages.append(
+            gathered.message(
+                reasoning=message.reasoning_content or "",
+                tool_calls=tuple(calls),
+                tool_call_id=self._unnamed_id() if message.role == "function" else message.tool_call_id or "",
+                name=message.name or "",
+            )
+        )
+
+    def _call(self, where: str, call: _Call) -> ToolCall:
+        if call.custom is not None:
+            call_id = call.id or self._next_id()
+            return ToolCall(id=call_id, name=call.custom.name, arguments=sampled_arguments(call_id, call.custom.input))
+        if call.function is None:
+            raise BadRequest(f"{where} is neither a function nor a custom call: send one of them")
+        arguments = call.function.arguments
+        if isinstance(arguments, dict):
+            arguments = msgspec.json.encode(arguments).decode()
+        return ToolCall(id=call.id or self._next_id(), name=call.function.name, arguments=arguments or "{}")
+
+    def _next_id(self) -> str:
+        self._unnamed += 1
+        return self._unnamed_id()
+
+    def _unnamed_id(self) -> str:
+        return f"call_{self._unnamed}"
 
 
-def _text(index: int, content: str | list[_Part] | None) -> str:
+def _gather(where: str, content: str | list[_Part] | None, gathered: Gathered) -> None:
     if content is None or isinstance(content, str):
-        return content or ""
+        gathered.write(content or "")
+        return
     for part in content:
-        if part.text is None and part.refusal is None:
-            raise BadRequest(f"messages[{index}] has a part of type {part.type!r}: this model reads text only")
-    return "".join(part.text or part.refusal or "" for part in content)
+        if part.image_url is not None:
+            url = part.image_url if isinstance(part.image_url, str) else part.image_url.url
+            gathered.show(f"{where}.image_url", url)
+        elif part.text is None and part.refusal is None:
+            raise BadRequest(f"{where} has a part of type {part.type!r}: this model reads text and images")
+        else:
+            gathered.write(part.text or part.refusal or "")
 
 
-def _call(position: int, call: _Call) -> ToolCall:
-    arguments = call.function.arguments
-    if isinstance(arguments, dict):
-        arguments = msgspec.json.encode(arguments).decode()
-    return ToolCall(id=call.id or f"call_{position}", name=call.function.name, arguments=arguments or "{}")
-
-
-def _tools(tools: Sequence[_Tool]) -> tuple[tuple[Tool, ...], tuple[str, ...]]:
-    """The function tools, and a note for each of those that we cannot offer."""
+def _tools(read: _Body) -> tuple[tuple[Tool, ...], tuple[str, ...]]:
+    """The tools, and a note for each of those that we cannot offer."""
     kept: list[Tool] = []
     notes: list[str] = []
-    for index, tool in enumerate(tools):
-        if tool.type != "function" or tool.function is None:
-            notes.append(f"tools[{index}] of type {tool.type!r} is not offered: nobody here would run it")
-            continue
-        function = tool.function
-        kept.append(
-            Tool(name=function.name, description=function.description or "", parameters=function.parameters or {})
-        )
+    for index, tool in enumerate(read.tools or []):
+        if tool.type == "custom" and tool.custom is not None:
+            kept.append(custom_tool(tool.custom.name, tool.custom.description or "", _format(tool.custom.format)))
+        elif tool.type == "function" and tool.function is not None:
+            kept.append(_function_tool(tool.function))
+        else:
+            notes.append(not_offered(f"tools[{index}]", tool.type))
+    kept += [_function_tool(function) for function in read.functions or []]
     return tuple(kept), tuple(notes)
 
 
-def _max_tokens(body: _Body) -> int | None:
-    limits = [limit for limit in (body.max_tokens, body.max_completion_tokens) if limit is not None]
-    if any(limit < 1 for limit in limits):
-        raise BadRequest(f"max_tokens = {min(limits)} is too small: ask for at least 1, or leave it out")
-    return min(limits, default=None)
+def _function_tool(function: _FunctionTool) -> Tool:
+    return Tool(
+        name=function.name,
+        description=function.description or "",
+        parameters=function.parameters or {},
+        strict=bool(function.strict),
+    )
+
+
+def _format(form: dict[str, msgspec.Raw] | None) -> CustomFormat | None:
+    """A grammar stands under its own key here."""
+    return _FORMAT.decode(form["grammar"]) if form and "grammar" in form else None
+
+
+def _choice(choice: str | _Choice | None, tools: Sequence[Tool]) -> ToolChoice:
+    if choice is None or isinstance(choice, str):
+        if choice not in (None, "auto", "none", "required"):
+            raise BadRequest(f"tool_choice = {choice!r} is unknown: use auto, none, required, or name a tool")
+        return ToolChoice(choice or "auto")  # type: ignore[arg-type]
+    if choice.allowed_tools is not None:
+        mode = "named" if choice.allowed_tools.mode == "required" else "auto"
+        names = [(tool.function or tool.custom or _Named()).name for tool in choice.allowed_tools.tools]
+        return choice_of("tool_choice.allowed_tools", mode, names, tools)
+    return choice_of("tool_choice", "named", [(choice.function or choice.custom or _Named()).name], tools)
+
+
+def _legacy_choice(choice: str | _Named | None, tools: Sequence[Tool]) -> ToolChoice:
+    if isinstance(choice, _Named):
+        return choice_of("function_call", "named", [choice.name], tools)
+    return ToolChoice("none") if choice == "none" else ToolChoice()
+
+
+def _schema(form: _ResponseFormat | None) -> bytes:
+    return (
+        schema_of("response_format", form.type, form.json_schema.schema if form.json_schema else NULL) if form else b""
+    )
 
 
 def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
     stops = [stop] if isinstance(stop, str) else stop or []
-    if len(stops) > _MOST_STOPS:
-        raise BadRequest(f"stop has {len(stops)} strings: send at most {_MOST_STOPS}")
+    if len(stops) > MOST_STOPS:
+        raise BadRequest(f"stop has {len(stops)} strings: send at most {MOST_STOPS}")
     return tuple(text for text in stops if text)
 
 
+# -- answers
+
+
 def encode(head: Head, request: Request, answer: Answer) -> bytes:
-    message: dict[str, Any] = {
-        "role": "assistant",
-        "content": answer.message.content or (None if answer.message.tool_calls else ""),
-    }
+    calls = _told_calls(request, answer.message.tool_calls)
+    message: dict[str, Any] = {"role": "assistant", "content": answer.message.content or (None if calls else "")}
     if answer.message.reasoning:
         message["reasoning_content"] = answer.message.reasoning
-    if answer.message.tool_calls:
-        message["tool_calls"] = [_told_call(call) for call in answer.message.tool_calls]
-    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _finish(answer)}
+    if calls and _LEGACY in request.wants:
+        message["function_call"] = calls[0]["function"]
+    elif calls:
+        message["tool_calls"] = calls
+    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _finish(request, answer)}
     return _json(_opened(head, "chat.completion") | {"choices": [choice], "usage": _usage(answer)})
+
+
+def _told_calls(request: Request, calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
+    custom = {tool.name for tool in request.tools if tool.kind == "custom"} if calls else set()
+    return [_told_custom(call) if call.name in custom else _told_function(call) for call in calls]
+
+
+def _told_function(call: ToolCall) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _told_custom(call: ToolCall) -> dict[str, Any]:
+    call_id, text = told_input(call)
+    return {"id": call_id, "type": "custom", "custom": {"name": call.name, "input": text}}
 
 
 class ChatStream:
@@ -193,7 +371,10 @@ class ChatStream:
 
     def __init__(self, head: Head, request: Request) -> None:
         self._head = head
-        self._include_usage = request.include_usage
+        self._request = request
+        self._opening = (
+            b"data: " + _json(_opened(head, "chat.completion.chunk"))[:-1] + b',"choices":[{"index":0,"delta":{'
+        )
         self._reasoned = self._told = 0
 
     def start(self) -> bytes:
@@ -201,11 +382,11 @@ class ChatStream:
 
     def reasoning(self, text: str) -> bytes:
         self._reasoned += len(text)
-        return self._chunk({"reasoning_content": text})
+        return self._opening + b'"reasoning_content":' + _json(text) + _GOES_ON
 
     def text(self, text: str) -> bytes:
         self._told += len(text)
-        return self._chunk({"content": text})
+        return self._opening + b'"content":' + _json(text) + _GOES_ON
 
     def end(self, answer: Answer) -> bytes:
         events = []
@@ -213,16 +394,15 @@ class ChatStream:
             events.append(self.reasoning(thought))
         if rest := answer.message.content[self._told :]:
             events.append(self.text(rest))
-        for index, call in enumerate(answer.message.tool_calls):
-            told = _told_call(call)
-            opened = {**told, "index": index, "function": {"name": call.name, "arguments": ""}}
-            filled = {"index": index, "function": {"arguments": call.arguments}}
-            events += [self._chunk({"tool_calls": [opened]}), self._chunk({"tool_calls": [filled]})]
-        events.append(self._chunk({}, _finish(answer)))
-        if self._include_usage:
-            events.append(
-                _event(_opened(self._head, "chat.completion.chunk") | {"choices": [], "usage": _usage(answer)})
-            )
+        calls = _told_calls(self._request, answer.message.tool_calls)
+        if calls and _LEGACY in self._request.wants:
+            events.append(self._chunk({"function_call": calls[0]["function"]}))
+        else:
+            events += [self._call(index, call) for index, call in enumerate(calls)]
+        events.append(self._chunk({}, _finish(self._request, answer)))
+        if self._request.include_usage:
+            last = _opened(self._head, "chat.completion.chunk") | {"choices": [], "usage": _usage(answer)}
+            events.append(b"data: " + _json(last) + b"\n\n")
         events.append(b"data: [DONE]\n\n")
         return b"".join(events)
 
@@ -232,39 +412,30 @@ class ChatStream:
     def keep_alive(self) -> bytes:
         return KEEP_ALIVE
 
+    def _call(self, index: int, call: dict[str, Any]) -> bytes:
+        kind = call["type"]
+        field = "input" if kind == "custom" else "arguments"
+        opened = call | {"index": index, kind: call[kind] | {field: ""}}
+        filled = {"index": index, kind: {field: call[kind][field]}}
+        return self._chunk({"tool_calls": [opened]}) + self._chunk({"tool_calls": [filled]})
+
     def _chunk(self, delta: dict[str, Any], finish: str | None = None) -> bytes:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
-        return _event(_opened(self._head, "chat.completion.chunk") | {"choices": [choice]})
+        return self._opening + _json(delta)[1:-1] + b'},"logprobs":null,"finish_reason":' + _json(finish) + b"}]}\n\n"
+
+
+_GOES_ON = b'},"logprobs":null,"finish_reason":null}]}\n\n'
 
 
 def stream(head: Head, request: Request) -> ChatStream:
     return ChatStream(head, request)
 
 
-_TYPES = {
-    Problem.UNKNOWN_KEY: ("authentication_error", "invalid_api_key"),
-    Problem.TOO_LONG: ("invalid_request_error", "context_length_exceeded"),
-    Problem.OUT_OF_TURNS: ("invalid_request_error", "turn_limit_reached"),
-    Problem.ENDED: ("invalid_request_error", "attempt_ended"),
-    Problem.ENGINE_FAILED: ("server_error", "engine_failed"),
-}
-
-
 def error(problem: Problem, message: str) -> bytes:
-    kind, code = _TYPES.get(problem, ("invalid_request_error", None))
-    param = "messages" if problem is Problem.TOO_LONG else None
-    return _json({"error": {"message": message, "type": kind, "param": param, "code": code}})
+    return error_body(problem, message, "messages")
 
 
 def status(problem: Problem) -> int:
     return problem.http_status
-
-
-def overflow(prompt_tokens: int, window: int) -> str:
-    return (
-        f"This model's maximum context length is {window} tokens. However, your request has {prompt_tokens} "
-        "input tokens. Please reduce the length of the messages."
-    )
 
 
 def models(names: Sequence[str]) -> bytes:
@@ -277,24 +448,24 @@ def _opened(head: Head, kind: str) -> dict[str, Any]:
     return {"id": f"chatcmpl-{head.id}", "object": kind, "created": head.created, "model": head.model}
 
 
-def _event(value: dict[str, Any]) -> bytes:
-    return b"data: " + _json(value) + b"\n\n"
-
-
-def _told_call(call: ToolCall) -> dict[str, Any]:
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-
-
-def _finish(answer: Answer) -> str:
+def _finish(request: Request, answer: Answer) -> str:
     if answer.message.tool_calls:
-        return "tool_calls"
+        return "function_call" if _LEGACY in request.wants else "tool_calls"
     return "length" if answer.finish is FinishReason.LENGTH else "stop"
 
 
-def _usage(answer: Answer) -> dict[str, int]:
-    prompt, completion = answer.prompt_tokens, answer.completion_tokens
-    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+def _usage(answer: Answer) -> dict[str, Any]:
+    return {
+        "prompt_tokens": answer.prompt_tokens,
+        "completion_tokens": answer.completion_tokens,
+        "total_tokens": answer.prompt_tokens + answer.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": answer.reasoning_tokens},
+    }
 
 
 def _json(value: object) -> bytes:
     return msgspec.json.encode(value)
+
+
+__all__ = ["NAME", "ChatStream", "decode", "encode", "error", "models", "overflow", "status", "stream"]

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 from tokenizers import Tokenizer
 
-from openforge.chat.contract import Message, Parsed, Tool, ToolCall
+from openforge.chat.contract import Guide, Message, Parsed, Tool, ToolCall, ToolChoice
 
 OPEN, CLOSE = "<|im_start|>", "<|im_end|>"
 CALL, CALLED = "<tool_call>", "</tool_call>"
@@ -40,6 +40,7 @@ class ChatMLHermes:
 
     holds: tuple[str, ...] = (CALL,)
     thinking: tuple[str, str] | None = (THINK, THOUGHT)
+    sees_images: bool = False
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -74,6 +75,16 @@ class ChatMLHermes:
             return Parsed(content=text, reasoning=reasoning)
         parsed = parse_hermes(text, {tool.name for tool in tools})
         return msgspec.structs.replace(parsed, reasoning=reasoning) if reasoning else parsed
+
+    def guide(self, tools: Sequence[Tool], choice: ToolChoice, *, parallel: bool, schema: bytes) -> Guide | None:
+        offered = [tool for tool in tools if not choice.names or tool.name in choice.names]
+        if choice.mode in ("required", "named") and offered:
+            return Guide(grammar=_grammar(offered, parallel, b""))
+        if not schema:
+            return None
+        if choice.mode == "none" or not offered:
+            return Guide(schema=schema.decode())
+        return Guide(grammar=_grammar(offered, parallel, schema))
 
     def text(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
@@ -117,6 +128,20 @@ def _turn(message: Message) -> str:
     ]
     thoughts = f"{THINK}\n{message.reasoning}\n{THOUGHT}\n\n" if message.reasoning else ""
     return f"{OPEN}{message.role}\n{thoughts}{chr(10).join(pieces)}{CLOSE}\n"
+
+
+def _grammar(tools: Sequence[Tool], parallel: bool, schema: bytes) -> str:
+    """Calls of these tools, each as the template shows it, or an answer that matches `schema`."""
+    starts = ['call ("\\n" call)*' if parallel else "call", *(["answer"] if schema else [])]
+    lines = [f"start: {' | '.join(starts)}", f"call: {' | '.join(f'call{index}' for index in range(len(tools)))}"]
+    closing = _json("}\n" + CALLED)
+    for index, tool in enumerate(tools):
+        opening = _json(f'{CALL}\n{{"name": {_json(tool.name)}, "arguments": ')
+        arguments = _json({"type": "object", **tool.parameters})
+        lines += [f"call{index}: {opening} arguments{index} {closing}", f"arguments{index}: %json {arguments}"]
+    if schema:
+        lines.append(f"answer: %json {schema.decode()}")
+    return "\n".join(lines) + "\n"
 
 
 def tool_as_json(tool: Tool) -> dict[str, object]:

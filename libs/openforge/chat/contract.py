@@ -80,17 +80,35 @@ class Parsed(msgspec.Struct, frozen=True, kw_only=True):
     broken: tuple[str, ...] = ()
 
 
+class ToolChoice(msgspec.Struct, frozen=True):
+    """What the harness wants of calls: as the model likes, none, at least one, or one of those in `names`.
+
+    `names` are those of `Tool.name`.
+    """
+
+    mode: Literal["auto", "none", "required", "named"] = "auto"
+    names: tuple[str, ...] = ()
+
+
+class Guide(msgspec.Struct, frozen=True, kw_only=True):
+    """What an answer has to match: a JSON schema, or a grammar in llguidance's Lark."""
+
+    schema: str = ""
+    grammar: str = ""
+
+
 class Renderer(Protocol):
     """Messages to ids and ids to messages, for one family of templates and one tokenizer.
 
     `holds`: from the first of these texts on, an answer to a request with tools is more than content and
     can only be read when it is complete. `thinking`: what stands before and after the reasoning where an answer
-    begins with it; None for a model that does not reason.
+    begins with it; None for a model that does not reason. `sees_images`: images have a place in its prompts.
     """
 
     stop_token_ids: tuple[int, ...]
     holds: tuple[str, ...]
     thinking: tuple[str, str] | None
+    sees_images: bool
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
         """The ids of a prompt, generation prompt included."""
@@ -108,6 +126,13 @@ class Renderer(Protocol):
 
     def parse(self, ids: Sequence[int], tools: Sequence[Tool]) -> Parsed:
         """The message that sampled `ids` stand for, stop token dropped."""
+        ...
+
+    def guide(self, tools: Sequence[Tool], choice: ToolChoice, *, parallel: bool, schema: bytes) -> Guide | None:
+        """What an answer has to look like so that it makes the calls that are wanted or matches `schema`; None for any.
+
+        `parallel` allows several calls where calls are forced.
+        """
         ...
 
     def text(self, ids: Sequence[int]) -> str:

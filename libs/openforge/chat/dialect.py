@@ -6,12 +6,24 @@ the codec knows only what stands here.
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import msgspec
 
-from openforge.chat.contract import Message, Tool
+from openforge.chat.contract import Message, Tool, ToolChoice
 from openforge.protos import FinishReason
+
+__all__ = [
+    "KEEP_ALIVE",
+    "Answer",
+    "BadRequest",
+    "Dialect",
+    "Head",
+    "Problem",
+    "Request",
+    "Stream",
+    "ToolChoice",
+]
 
 KEEP_ALIVE = b": the model is still at it\n\n"
 """A comment in a stream of server-sent events, which readers of such streams skip."""
@@ -19,16 +31,6 @@ KEEP_ALIVE = b": the model is still at it\n\n"
 
 class BadRequest(ValueError):
     """The request cannot be understood or served; the message says which field and what to do."""
-
-
-class ToolChoice(msgspec.Struct, frozen=True):
-    """What the harness wants of calls: as the model likes, none, at least one, or one of those in `names`.
-
-    `names` are those of `Tool.name`.
-    """
-
-    mode: Literal["auto", "none", "required", "named"] = "auto"
-    names: tuple[str, ...] = ()
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,6 +41,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     rest. `notes` say what was left out and why. `reasoning`: the harness takes the model's reasoning. `pictures`
     are the bytes of the messages' images by digest. `events`: a stream is made of server-sent events, else it is one
     JSON text.
+    `wants` is for the dialect's own encoder.
     """
 
     model: str
@@ -51,6 +54,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     events: bool = True
     include_usage: bool = False
     reasoning: bool = True
+    wants: tuple[str, ...] = ()
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     asked: Mapping[str, Any] = {}

@@ -8,6 +8,13 @@ from typing import Literal
 import msgspec
 
 
+class StructuredOutputs(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What the answer has to match, one of both: `json` is a JSON schema as text, `grammar` is in llguidance's Lark."""
+
+    json: str | None = None
+    grammar: str | None = None
+
+
 class SamplingParams(msgspec.Struct, kw_only=True):
     """Always sent whole: vLLM's own defaults are others.
 
@@ -27,6 +34,7 @@ class SamplingParams(msgspec.Struct, kw_only=True):
     ignore_eos: bool = False
     prompt_logprobs: int | None = None
     forced_token_ids: list[int] | None = None
+    structured_outputs: StructuredOutputs | None = None
 
 
 class GenerateRequest(msgspec.Struct, kw_only=True, omit_defaults=True):

@@ -13,6 +13,7 @@ import msgspec
 import torch
 
 from openforge.engine.attention import Decode, Fill, OwnRows, SharedPrefix, Step
+from openforge.engine.guide import Guide
 from openforge.engine.llama import Llama
 from openforge.engine.prefix_tree import PrefixTree, common_prefix
 from openforge.engine.rows import Row, Rows
@@ -41,11 +42,19 @@ class Served(msgspec.Struct, frozen=True):
 class Request:
     """One call. The lists grow while it runs; `ended` is set with the last token."""
 
-    def __init__(self, request_id: str, prompt: list[int], params: SamplingParams, rule: StopRule) -> None:
+    def __init__(
+        self,
+        request_id: str,
+        prompt: list[int],
+        params: SamplingParams,
+        rule: StopRule,
+        guide: Guide | None = None,
+    ) -> None:
         self.id = request_id
         self.prompt = prompt
         self.params = params
         self.rule = rule
+        self.guide = guide
         self.sampled: list[int] = []
         self.logprobs: list[float] = []
         self.spans: list[WeightVersionSpan] = []
@@ -73,9 +82,12 @@ class Request:
             top_p=self.params.top_p,
             uniform=self._luck.random(),
             forced=forced[len(self.sampled)] if forced is not None else None,
+            allowed=self.guide.allowed() if self.guide is not None else None,
         )
 
     def take(self, token: int, logprob: float, version: str) -> None:
+        if self.guide is not None:
+            self.guide.take(token)
         self.sampled.append(token)
         self.logprobs.append(logprob)
         count = len(self.sampled)

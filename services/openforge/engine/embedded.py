@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 from openforge.engine.batching import Limits, Request, Served
 from openforge.engine.checkpoint import read_shape
+from openforge.engine.guide import BadGuide, Guide, Guides
 from openforge.engine.loading import Loaded, load
 from openforge.engine.stopping import StopRule
 from openforge.engine.worker import Call, Worker
@@ -47,6 +48,7 @@ class EmbeddedEngine:
         self.loaded: Loaded | None = None
         self.worker: Worker | None = None
         self._tokenizer: Tokenizer | None = None
+        self._guides: Guides | None = None
         self._loading = asyncio.Lock()
 
     @property
@@ -93,7 +95,21 @@ class EmbeddedEngine:
             longest=longest,
             decode=self._decode if params.stop else _no_text,
         )
-        return worker.submit(Request(request_id, token_ids, params, rule))
+        return worker.submit(Request(request_id, token_ids, params, rule, self._guide(params)))
+
+    def _guide(self, params: SamplingParams) -> Guide | None:
+        wanted = params.structured_outputs
+        if wanted is None or params.forced_token_ids is not None:
+            return None
+        if self._guides is None:
+            raise Refused("structured_outputs needs a tokenizer, and the model's folder has none: leave it out")
+        ends = [*params.stop_token_ids, *self.serving.model.shape.stop_token_ids]
+        if not ends:
+            raise Refused("structured_outputs needs an end token, and the model has none: send stop_token_ids")
+        try:
+            return self._guides.make(wanted, ends[0])
+        except BadGuide as error:
+            raise Refused(f"structured_outputs cannot be followed: {error}") from error
 
     def _longest(self, token_ids: list[int], params: SamplingParams) -> int:
         refuse_what_cannot_be(token_ids, params, self.serving.model.shape.vocabulary)
@@ -111,6 +127,7 @@ class EmbeddedEngine:
         if self.worker is None:
             path = loaded.folder / "tokenizer.json"
             self._tokenizer = Tokenizer.from_file(str(path)) if path.exists() else None
+            self._guides = Guides(path, loaded.model.shape.vocabulary) if path.exists() else None
             self.worker = Worker(served, self._limits(loaded), threads=self.options.threads)
         elif loaded.model.shape != self.serving.model.shape:
             raise BadWeights(f"weights {loaded.folder}: another shape of model than the one that is served.")

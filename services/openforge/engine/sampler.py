@@ -1,7 +1,7 @@
 """Drawing the next token of many requests at once.
 
 Promises: the log-prob that comes back is that of the distribution really drawn from (after temperature, top_k and
-top_p), in float32; at temperature 0 the likeliest token is taken and its log-prob is the unscaled one.
+top_p, a guide), in float32; at temperature 0 the likeliest token is taken and its log-prob is the unscaled one.
 """
 
 from collections.abc import Sequence
@@ -14,17 +14,21 @@ _LIKELY = 512  # top_p looks at this many tokens before it sorts all of them
 
 
 class Draw(msgspec.Struct, frozen=True):
-    """How one request's next token is drawn. `uniform` in [0, 1) is its luck, `forced` overrides the choice."""
+    """How one request's next token is drawn. `uniform` in [0, 1) is its luck, `forced` overrides the choice, `allowed`
+    is a mask over the vocabulary.
+    """
 
     temperature: float
     top_k: int
     top_p: float
     uniform: float
     forced: int | None = None
+    allowed: torch.Tensor | None = None
 
 
 def sample(logits_NV: torch.Tensor, draws: Sequence[Draw]) -> tuple[list[int], list[float]]:
     """Token ids and log-probs. Overwrites the logits."""
+    _guide(logits_NV, draws)
     _scale(logits_NV, draws)
     _cut(logits_NV, draws)
     peak = logits_NV.amax(1, keepdim=True)
@@ -34,6 +38,13 @@ def sample(logits_NV: torch.Tensor, draws: Sequence[Draw]) -> tuple[list[int], l
     _override(ids, logits_NV, draws)
     scores = logits_NV.gather(1, ids[:, None])[:, 0] - peak[:, 0] - total.log()
     return ids.tolist(), scores.clamp_(min=IMPOSSIBLE).tolist()
+
+
+def _guide(logits: torch.Tensor, draws: Sequence[Draw]) -> None:
+    """A token that alone is allowed gets log-prob 0."""
+    for index, draw in enumerate(draws):
+        if draw.allowed is not None:
+            logits[index].masked_fill_(~draw.allowed, -torch.inf)
 
 
 def _scale(logits: torch.Tensor, draws: Sequence[Draw]) -> None:

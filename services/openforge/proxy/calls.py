@@ -7,12 +7,13 @@ beginning, unless somebody saw some of it; with nobody waiting it goes on for a 
 import asyncio
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 
 import msgspec
 
 from openforge.bus import BusError, Zombie
+from openforge.chat.contract import Guide
 from openforge.chat.decoding import IncrementalText, SafeAnswer
 from openforge.chat.dialect import Problem
 from openforge.protos import EngineIdentity, FinishReason, Sampling, Timing, TurnStatus, VersionSpan
@@ -20,7 +21,7 @@ from openforge.proxy.context import Context
 from openforge.proxy.core import OpenCall, Placement, Sampled, Turn
 from openforge.proxy.upstream import EngineBroken, EngineRefused, Piece
 from openforge.service import log
-from openforge.wire.generate import GenerateRequest, SamplingParams
+from openforge.wire.generate import GenerateRequest, SamplingParams, StructuredOutputs
 
 ENGINE_MODEL = "policy"
 _LONGEST_PAUSE_S = 5.0
@@ -44,7 +45,9 @@ class Overflow(Refusal):
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be sampled. `name` says whose call it is; `calls`: the answer may hold tool calls."""
+    """What is to be sampled. `name` says whose call it is; `calls`: the answer may hold tool calls; `pictures` are the
+    bytes of its images by digest, `guide` is what the answer has to match.
+    """
 
     name: str
     placement: Placement
@@ -52,6 +55,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     calls: bool
     dialect: str
     asked: bytes
+    pictures: Mapping[str, bytes] = {}
+    guide: Guide | None = None
 
 
 Record = Callable[["Call", TurnStatus], Awaitable[Turn]]
@@ -236,6 +241,7 @@ class Call:
                 seed=sampling.seed,
                 stop=list(sampling.stop),
                 stop_token_ids=list(self._context.renderer.stop_token_ids),
+                structured_outputs=_structured(self.order.guide),
             ),
             request_id=f"{self.order.name}-{secrets.token_hex(4)}",
             return_token_ids=True,
@@ -295,6 +301,12 @@ class Call:
 
     def _since(self) -> float:
         return round(time.monotonic() - self._began, 6)
+
+
+def _structured(guide: Guide | None) -> StructuredOutputs | None:
+    if guide is None:
+        return None
+    return StructuredOutputs(json=guide.schema or None, grammar=guide.grammar or None)
 
 
 class _Feed:

@@ -8,12 +8,15 @@ import asyncio
 import dataclasses
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NoReturn
 
+import msgspec
+
 from openforge.bus import AlreadyTold, Zombie
 from openforge.chat.canonical import retry_digest
+from openforge.chat.contract import Guide, Message
 from openforge.chat.decoding import first_stop, reasoning_length
 from openforge.chat.dialect import Answer, BadRequest, Problem, Request
 from openforge.protos import (
@@ -23,6 +26,7 @@ from openforge.protos import (
     FinishReason,
     HarnessIdentity,
     Sampling,
+    Span,
     TurnRecorded,
     TurnStatus,
 )
@@ -38,6 +42,24 @@ _SEALED_KEPT = 100_000
 
 def ended(name: str) -> Refusal:
     return Refusal(Problem.ENDED, f"attempt {name} has ended: it takes no more model calls")
+
+
+def _images(messages: Sequence[Message]) -> tuple[str, ...]:
+    """The digests of all images in these messages."""
+    return tuple(dict.fromkeys(image.digest for message in messages for image in message.images))
+
+
+def _forced(logprobs: Sequence[float]) -> tuple[Span, ...]:
+    """The tokens of a guided answer that had no alternative: the log-prob of the only token allowed is exactly 0."""
+    spans: list[Span] = []
+    for index, logprob in enumerate(logprobs):
+        if logprob != 0.0:
+            continue
+        if spans and spans[-1].start + spans[-1].length == index:
+            spans[-1] = Span(spans[-1].start, spans[-1].length + 1)
+        else:
+            spans.append(Span(index, 1))
+    return tuple(spans)
 
 
 class Desk:
@@ -56,6 +78,7 @@ class Desk:
         self._ordinal = 0
         self._failed: set[str] = set()
         self._told: set[int] = set()
+        self._kept: set[str] = set()
 
     async def load(self) -> "Desk":
         """Take up what was told before."""
@@ -110,7 +133,7 @@ class Desk:
         """The sample that answers this request: running, told, or begun now. Raises `Refusal`."""
         if self.closed:
             self.refuse()
-        asked = request.asked_json()
+        asked = self._noted(request).asked_json()
         question = self._tree.question(request.messages, request.tools, "", harness)
         digest = retry_digest(self._name, dialect, harness.thread, question.chain, request.tools, asked)
         match self._tree.admit(digest, retry):
@@ -128,8 +151,25 @@ class Desk:
             calls=request.calls,
             dialect=dialect,
             asked=asked,
+            pictures=request.pictures,
+            guide=self._guide(request),
         )
         return self._begin(order)
+
+    def _guide(self, request: Request) -> Guide | None:
+        return self._context.renderer.guide(
+            request.tools, request.tool_choice, parallel=request.parallel_calls, schema=request.schema
+        )
+
+    def _noted(self, request: Request) -> Request:
+        """With a note of what this model does not get to see."""
+        images = sum(len(message.images) for message in request.messages)
+        if not images or self._context.renderer.sees_images:
+            return request
+        note = (
+            f"{images} images are recorded and not shown: renderer {self._context.config.model.renderer} has only text"
+        )
+        return msgspec.structs.replace(request, notes=(*request.notes, note))
 
     def count(self, request: Request, harness: HarnessIdentity) -> int:
         """How many tokens the prompt of such a call would have now. Raises `Refusal`."""
@@ -233,6 +273,11 @@ class Desk:
             status,
             call.timing(),
         )
+        if order.guide is not None:
+            fact = msgspec.structs.replace(fact, forced=_forced(call.sampled.logprobs))
+        if images := _images(question.messages[placement.kept :]):
+            await self._keep(order.pictures)
+            fact = msgspec.structs.replace(fact, images=images)
         try:
             await self._context.bus.tell(fact)
         except AlreadyTold as error:
@@ -252,6 +297,13 @@ class Desk:
         )
         self._told.add(fact.turn)
         return self._tree.add(fact, placement, reply)
+
+    async def _keep(self, pictures: Mapping[str, bytes]) -> None:
+        """What a record refers to is there before the record is."""
+        for digest, picture in pictures.items():
+            if digest not in self._kept:
+                await self._context.bus.blobs.put(picture)
+                self._kept.add(digest)
 
     # -- the end
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from openforge.chat import chat_completions, gemini, messages
+from openforge.chat import chat_completions, gemini, messages, responses
 from openforge.chat.dialect import Dialect
 
 _VERSION = re.compile(r"^(/*v1(?=/|$))+")
@@ -40,6 +40,8 @@ Service = Generate | Count | Models
 
 _SERVICES: tuple[tuple[str, re.Pattern[str], Service], ...] = (
     ("POST", re.compile(r"chat/completions"), Generate(chat_completions)),
+    ("POST", re.compile(r"responses"), Generate(responses)),
+    ("POST", re.compile(r"responses/input_tokens"), Count(responses, responses.counted)),
     ("POST", re.compile(r"messages"), Generate(messages)),
     ("POST", re.compile(r"messages/count_tokens"), Count(messages, messages.counted)),
     ("POST", re.compile(r"(v1beta/)?models/.+:(generateContent|streamGenerateContent)"), Generate(gemini)),
@@ -48,6 +50,7 @@ _SERVICES: tuple[tuple[str, re.Pattern[str], Service], ...] = (
     ("GET", re.compile(r"models"), Models(chat_completions, chat_completions.models)),
 )
 _SPEAKERS: tuple[tuple[re.Pattern[str], Dialect], ...] = (
+    (re.compile(r"responses"), responses),
     (re.compile(r"messages|api/"), messages),
     (re.compile(r"v1beta(/|$)|models/.+:"), gemini),
 )

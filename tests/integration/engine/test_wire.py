@@ -318,3 +318,17 @@ async def test_a_port_that_is_taken_is_a_bad_setting(engine: ServedEngine) -> No
     with pytest.raises(BadSettings, match="http://HOST:PORT"):
         bind("127.0.0.1:99")
     assert isinstance(engine.client, httpx.AsyncClient)
+
+
+async def test_an_answer_that_has_to_match_a_schema_does_and_bad_schemas_are_refused(engine: ServedEngine) -> None:
+    wanted = {"json": json.dumps({"enum": ["yes", "no"]})}
+    params = {"max_tokens": 20, "structured_outputs": wanted, "stop_token_ids": [END]}
+    choice = (await engine.generate([1, 50, 60], sampling_params=params)).json()["choices"][0]
+    logprobs = [entry["logprob"] for entry in choice["logprobs"]["content"]]
+    said = choice["token_ids"]
+    assert said in ([*_text_ids('"yes"'), END], [*_text_ids('"no"'), END])
+    assert [index for index, logprob in enumerate(logprobs) if logprob < 0.0] == [1]
+    params["structured_outputs"] = {"json": '{"type": 3}'}
+    refused = await engine.generate([1], sampling_params=params)
+    assert refused.status_code == 400
+    assert "structured_outputs cannot be followed" in refused.text

@@ -1,15 +1,18 @@
 """The Chat Completions codec reads what harnesses send and refuses the rest with a sentence."""
 
 import json
+from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from conversations import conversations, damaged
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openforge.chat import chat_completions
-from openforge.chat.contract import Message, ToolCall
-from openforge.chat.dialect import Answer, BadRequest, Head, Problem, Request
+from openforge.chat.canonical import chain_of
+from openforge.chat.contract import Message, Tool, ToolCall
+from openforge.chat.dialect import Answer, BadRequest, Head, Problem, Request, ToolChoice
 from openforge.protos import FinishReason
 
 HEAD = Head(id="1", created=7, model="m")
@@ -42,11 +45,11 @@ def test_roles_parts_nulls_and_object_arguments_become_canonical() -> None:
     }
     request = chat_completions.decode(json.dumps(body).encode())
     assert request.messages == (
-        Message(role="system", content="ab"),
+        Message(role="system", content="a\nb"),
         Message(role="assistant", reasoning="r", tool_calls=(ToolCall(id="x", name="f", arguments='{"a":1}'),)),
         Message(role="tool", content="ok", tool_call_id="x"),
     )
-    assert [tool.name for tool in request.tools] == ["f"]
+    assert request.tools == (Tool(name="f", parameters={"type": "object"}, strict=True),)
     assert (request.max_tokens, request.stop) == (5, ("END",))
     assert request.asked["temperature"] == 0.2
     [note] = request.notes
@@ -64,7 +67,7 @@ def test_roles_parts_nulls_and_object_arguments_become_canonical() -> None:
         (b'{"messages": "hi"}', r"\$\.messages"),
         (b'{"messages": []}', "messages is empty"),
         (b'{"messages": [{"role": "king", "content": "x"}]}', r"messages\[0\]\.role = 'king'"),
-        (b'{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}', "reads text only"),
+        (b'{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}', "reads text and images"),
         (b'{"messages": [{"role": "user", "content": "x"}], "n": 2}', "n = 2"),
         (b'{"messages": [{"role": "user", "content": "x"}], "max_tokens": 0}', "max_tokens = 0"),
         (b'{"messages": [{"role": "user", "content": "x"}], "x": ' + b"[" * 5000 + b"]" * 5000 + b"}", "request"),
@@ -100,7 +103,12 @@ def test_a_streamed_answer_holds_what_the_whole_one_holds() -> None:
     functions = [delta["tool_calls"][0]["function"] for delta in deltas if "tool_calls" in delta]
     assert "".join(function["arguments"] for function in functions) == CALLS[0].arguments
     assert chunks[-2]["choices"][0]["finish_reason"] == whole["choices"][0]["finish_reason"] == "tool_calls"  # type: ignore[index]
-    assert chunks[-1]["usage"] == whole["usage"] == {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+    assert chunks[-1]["usage"] == whole["usage"]
+    assert {name: whole["usage"][name] for name in ("prompt_tokens", "completion_tokens", "total_tokens")} == {
+        "prompt_tokens": 3,
+        "completion_tokens": 2,
+        "total_tokens": 5,
+    }
 
 
 def test_content_is_null_only_beside_calls_and_length_is_told() -> None:
@@ -120,3 +128,131 @@ def test_problems_have_the_dialects_shape_and_are_never_429() -> None:
         "too long",
     )
     assert all(problem.http_status != 429 for problem in Problem)
+
+
+def decoded(**body: Any) -> Request:
+    return chat_completions.decode(
+        json.dumps({"model": "m", "messages": [{"role": "user", "content": "x"}], **body}).encode()
+    )
+
+
+CUSTOM = {"type": "custom", "custom": {"name": "patch", "description": "Edit."}}
+FUNCTION = {"type": "function", "function": {"name": "f"}}
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ("auto", ToolChoice()),
+        ("none", ToolChoice("none")),
+        ("required", ToolChoice("required")),
+        (FUNCTION, ToolChoice("named", ("f",))),
+        ({"type": "custom", "custom": {"name": "patch"}}, ToolChoice("named", ("patch",))),
+        (
+            {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [FUNCTION]}},
+            ToolChoice("named", ("f",)),
+        ),
+    ],
+)
+def test_every_form_of_tool_choice_is_understood(said: object, meant: ToolChoice) -> None:
+    request = decoded(tools=[FUNCTION, CUSTOM], tool_choice=said, parallel_tool_calls=False)
+    assert (request.tool_choice, request.parallel_calls) == (meant, False)
+    assert request.calls is (meant.mode != "none")
+
+
+def test_a_tool_choice_of_no_tool_is_refused() -> None:
+    with pytest.raises(BadRequest, match="tool_choice names 'g', which is no tool"):
+        decoded(tools=[FUNCTION], tool_choice={"type": "function", "function": {"name": "g"}})
+    with pytest.raises(BadRequest, match="tool_choice = 'maybe'"):
+        decoded(tools=[FUNCTION], tool_choice="maybe")
+
+
+def test_schemas_are_read_from_every_response_format() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}}
+    strict = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": True}}
+    assert json.loads(decoded(response_format=strict).schema) == schema
+    assert decoded(response_format={"type": "json_object"}).schema == b'{"type":"object"}'
+    assert decoded(response_format={"type": "text"}).schema == b""
+    with pytest.raises(BadRequest, match="response_format has no schema"):
+        decoded(response_format={"type": "json_schema", "json_schema": {"name": "n"}})
+
+
+def test_images_leave_the_text_and_keep_their_place() -> None:
+    url = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk=", "detail": "low"}}
+    far = {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}
+    parts = [{"type": "text", "text": "ab"}, url, {"type": "text", "text": "c"}, far]
+    request = decoded(messages=[{"role": "user", "content": parts}])
+    [message] = request.messages
+    near, away = message.images
+    assert message.content == "ab\nc"
+    assert (near.media_type, near.size, near.at) == ("image/png", 2, 2)
+    assert (away.size, away.at) == (0, 4)
+    assert request.pictures == {near.digest: b"hi"}
+    other = decoded(messages=[{"role": "user", "content": [*parts[:2], url]}])
+    assert chain_of(other.messages).value != chain_of(request.messages).value
+
+
+def test_functions_of_old_are_tools_and_are_told_as_they_were() -> None:
+    history = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}},
+        {"role": "function", "name": "f", "content": "ok"},
+    ]
+    request = decoded(messages=history, functions=[{"name": "f", "parameters": {}}], function_call={"name": "f"})
+    assert [tool.name for tool in request.tools] == ["f"]
+    assert (request.tool_choice, request.parallel_calls) == (ToolChoice("named", ("f",)), False)
+    assert request.messages[2].tool_call_id == request.messages[1].tool_calls[0].id
+    choice = json.loads(chat_completions.encode(HEAD, request, answer(calls=CALLS)))["choices"][0]
+    assert choice["finish_reason"] == "function_call"
+    assert choice["message"]["function_call"] == {"name": "bash", "arguments": '{"command": "ls"}'}
+    stream = chat_completions.stream(HEAD, request)
+    last = events(stream.start() + stream.end(answer(calls=CALLS)))[-2]["choices"]
+    assert last[0]["delta"]["function_call"] == choice["message"]["function_call"]  # type: ignore[index]
+
+
+def as_told(messages: list[Message]) -> list[dict[str, Any]]:
+    """The conversation as a harness sends it back: answers as they were told."""
+    tools = (Tool(name="f"), Tool(name="g", kind="custom"))
+    request = Request(model="m", messages=(), tools=tools)
+    ids: dict[str, str] = {}
+    told: list[dict[str, Any]] = []
+    for message in messages:
+        if message.role != "assistant":
+            answered = {"tool_call_id": ids[message.tool_call_id]} if message.role == "tool" else {}
+            told.append({"role": message.role, "content": [{"type": "text", "text": message.content}], **answered})
+            continue
+        said = Answer(message=message, finish=FinishReason.STOP, prompt_tokens=1, completion_tokens=1)
+        told.append(json.loads(chat_completions.encode(HEAD, request, said))["choices"][0]["message"])
+        calls = told[-1].get("tool_calls", [])
+        ids |= {ours.id: theirs["id"] for ours, theirs in zip(message.tool_calls, calls, strict=True)}
+    return told
+
+
+@given(conversations())
+@settings(max_examples=100, deadline=None)
+def test_a_conversation_that_comes_back_is_the_same(messages: list[Message]) -> None:
+    assert chain_of(decoded(messages=as_told(messages)).messages).value == chain_of(messages).value
+
+
+BODY = {
+    "model": "m",
+    "messages": as_told(
+        [Message(role="user", content="hi"), Message(role="assistant", content="c", reasoning="r", tool_calls=CALLS)]
+    ),
+    "tools": [FUNCTION, CUSTOM],
+    "functions": [{"name": "f", "parameters": {}}],
+    "tool_choice": FUNCTION,
+    "response_format": {"type": "json_schema", "json_schema": {"schema": {}}},
+    "stop": ["x"],
+}
+
+
+@given(damaged(BODY))
+@settings(max_examples=200, deadline=None)
+def test_a_damaged_body_is_a_request_or_refused(body: bytes) -> None:
+    try:
+        request = chat_completions.decode(body)
+    except BadRequest:
+        return
+    chain_of(request.messages)
+    request.asked_json()

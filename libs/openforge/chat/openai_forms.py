@@ -1,0 +1,183 @@
+"""What Chat Completions and Responses have in common: parts, custom tools, tool choice, schemas, errors.
+
+Promises: what a model sampled for a custom tool comes back as the same arguments, also where they were not
+`{"input": text}`.
+"""
+
+import base64
+import binascii
+import hashlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+import msgspec
+
+from openforge.chat.contract import CUSTOM_PARAMETERS, Image, Message, Tool, ToolCall
+from openforge.chat.dialect import BadRequest, Problem, ToolChoice
+
+MOST_STOPS = 16
+NULL = msgspec.Raw(b"null")
+_ANY_OBJECT = b'{"type":"object"}'
+_RAW = "raw"
+"""Ends the id of a call to a custom tool whose arguments hold no `input`: its text is the arguments as they are."""
+
+
+class _CustomInput(msgspec.Struct, forbid_unknown_fields=True):
+    input: str
+
+
+_INPUT = msgspec.json.Decoder(_CustomInput)
+
+
+# -- parts of messages
+
+
+class Gathered:
+    """The text and the images of one message: parts of an answer follow one another, others stand on own lines."""
+
+    def __init__(self, role: str) -> None:
+        self._role = role
+        self._join = "" if role == "assistant" else "\n"
+        self._texts: list[str] = []
+        self._length = 0
+        self._images: list[Image] = []
+        self.pictures: dict[str, bytes] = {}
+
+    def write(self, text: str) -> None:
+        if text:
+            self._length += len(text) + (len(self._join) if self._texts else 0)
+            self._texts.append(text)
+
+    def show(self, where: str, url: str) -> None:
+        image, picture = image_at(where, url, self._length)
+        self._images.append(image)
+        if picture:
+            self.pictures[image.digest] = picture
+
+    def message(self, **more: Any) -> Message:
+        return Message(
+            role=self._role,  # type: ignore[arg-type]
+            content=self._join.join(self._texts),
+            images=tuple(self._images),
+            **more,
+        )
+
+
+def image_at(where: str, url: str, at: int) -> tuple[Image, bytes]:
+    """The image behind a URL, and its bytes where the URL holds them."""
+    if not url.startswith("data:"):
+        return Image(digest=_digest(url.encode()), at=at), b""
+    head, comma, data = url.removeprefix("data:").partition(",")
+    media_type, *options = head.split(";")
+    try:
+        if not comma:
+            raise ValueError("it has no comma")
+        picture = base64.b64decode(data, validate=True) if "base64" in options else unquote_to_bytes(data)
+    except (binascii.Error, ValueError) as error:
+        raise BadRequest(f"{where} is no data URL: {error}") from error
+    return Image(digest=_digest(picture), media_type=media_type, size=len(picture), at=at), picture
+
+
+def _digest(data: bytes) -> str:
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+# -- custom tools
+
+
+class CustomFormat(msgspec.Struct):
+    """What the text of a custom tool has to be: anything, or what a grammar allows."""
+
+    type: str = "text"
+    syntax: str | None = None
+    definition: str | None = None
+
+
+def custom_tool(name: str, description: str, form: CustomFormat | None, namespace: str = "") -> Tool:
+    """The model is told the grammar in words: it is not enforced."""
+    if form is not None and form.definition:
+        description += f"\n\nThe input has to match this grammar ({form.syntax or 'lark'}):\n{form.definition}"
+    return Tool(
+        name=f"{namespace}.{name}" if namespace else name,
+        description=description.strip(),
+        parameters=CUSTOM_PARAMETERS,
+        kind="custom",
+        namespace=namespace,
+    )
+
+
+def told_input(call: ToolCall) -> tuple[str, str]:
+    """Id and text with which a call to a custom tool is told."""
+    try:
+        return call.id, _INPUT.decode(call.arguments).input
+    except (msgspec.MsgspecError, RecursionError):
+        return call.id + _RAW, call.arguments
+
+
+def sampled_arguments(call_id: str, text: str) -> str:
+    """The arguments behind what `told_input` told."""
+    return text if call_id.endswith(_RAW) else msgspec.json.encode({"input": text}).decode()
+
+
+# -- what is asked for
+
+
+def choice_of(field: str, mode: str, names: Iterable[str], tools: Sequence[Tool]) -> ToolChoice:
+    """A tool choice with names of this request's tools, in their namespace or without it."""
+    known = {tool.told_name: tool.name for tool in tools} | {tool.name: tool.name for tool in tools}
+    for name in names:
+        if name not in known:
+            raise BadRequest(f"{field} names {name!r}, which is no tool of this request: name one of tools")
+    return ToolChoice(mode, tuple(dict.fromkeys(known[name] for name in names)))  # type: ignore[arg-type]
+
+
+def schema_of(field: str, kind: str, schema: msgspec.Raw) -> bytes:
+    """What an answer has to match: nothing for `text`, any object for `json_object`."""
+    match kind:
+        case "text":
+            return b""
+        case "json_object":
+            return _ANY_OBJECT
+        case "json_schema" if bytes(schema)[:1] == b"{":
+            return bytes(schema)
+        case "json_schema":
+            raise BadRequest(f"{field} has no schema: send a JSON schema")
+    raise BadRequest(f"{field}.type = {kind!r} is unknown: use text, json_object or json_schema")
+
+
+def least(field: str, limits: Iterable[int | None]) -> int | None:
+    """The smallest of the token limits."""
+    given = [limit for limit in limits if limit is not None]
+    if any(limit < 1 for limit in given):
+        raise BadRequest(f"{field} = {min(given)} is too small: ask for at least 1, or leave it out")
+    return min(given, default=None)
+
+
+def not_offered(where: str, kind: str) -> str:
+    return f"{where} of type {kind!r} is not offered: nobody here would run it"
+
+
+# -- errors
+
+_TYPES = {
+    Problem.UNKNOWN_KEY: ("authentication_error", "invalid_api_key"),
+    Problem.TOO_LONG: ("invalid_request_error", "context_length_exceeded"),
+    Problem.OUT_OF_TURNS: ("invalid_request_error", "turn_limit_reached"),
+    Problem.ENDED: ("invalid_request_error", "attempt_ended"),
+    Problem.ENGINE_FAILED: ("server_error", "engine_failed"),
+}
+
+
+def error_body(problem: Problem, message: str, prompt_field: str) -> bytes:
+    kind, code = _TYPES.get(problem, ("invalid_request_error", None))
+    param = prompt_field if problem is Problem.TOO_LONG else None
+    return msgspec.json.encode({"error": {"message": message, "type": kind, "param": param, "code": code}})
+
+
+def overflow(prompt_tokens: int, window: int) -> str:
+    """The words at which harnesses of both dialects compact."""
+    return (
+        f"This model's maximum context length is {window} tokens. However, your request has {prompt_tokens} "
+        "input tokens. Please reduce the length of the messages."
+    )
