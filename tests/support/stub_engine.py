@@ -28,8 +28,8 @@ def stopped(text: str) -> list[int]:
 class StubEngine:
     """`script` gives the ids to answer with. `pace` is waited for before each token, if set.
 
-    `fail` calls are answered with 500 first; `break_after` tokens the next answer breaks off, once. `batch` tokens
-    are sent at a time.
+    `fail` calls are answered with `fail_status` first; `break_after` tokens the next answer breaks off, once. `batch`
+    tokens are sent at a time.
     """
 
     def __init__(self) -> None:
@@ -37,6 +37,7 @@ class StubEngine:
         self.script: Callable[[GenerateRequest], list[int]] = lambda request: stopped("ok")
         self.pace: Callable[[int], Any] | None = None
         self.fail = 0
+        self.fail_status = 500
         self.break_after: int | None = None
         self.version = "0"
         self.called_off = 0
@@ -73,7 +74,7 @@ class StubEngine:
         self.requests.append(request)
         if self.fail > 0:
             self.fail -= 1
-            return web.Response(status=500, text="engine is loading")
+            return web.Response(status=self.fail_status, text="engine is loading")
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(http)
         try:

@@ -166,6 +166,34 @@ async def test_an_engine_that_is_loading_or_breaks_off_is_waited_for(
     assert (await proxy.end()).engine_failures == 0
 
 
+@pytest.mark.parametrize("status", [429, 503])
+async def test_an_engine_that_is_overloaded_is_waited_for_and_never_shown(
+    proxy: ProxyAtWork, stub_engine: StubEngine, status: int
+) -> None:
+    stub_engine.fail, stub_engine.fail_status = 2, status
+    assert (await post(proxy, await proxy.key())).status_code == 200
+    assert len(stub_engine.requests) == 3
+
+
+async def test_the_same_question_with_a_larger_limit_is_a_sample_of_its_own_even_as_a_retry(
+    proxy: ProxyAtWork, stub_engine: StubEngine
+) -> None:
+    """As qwen-code does it where an answer was cut or broken."""
+    stub_engine.says("one", "two")
+    key = await proxy.key()
+    await post(proxy, key, max_tokens=32)
+    async with httpx.AsyncClient(timeout=30) as client:
+        again = await client.post(
+            f"{proxy.base_url()}/chat/completions",
+            json=BODY | {"max_tokens": 64},
+            headers={"Authorization": f"Bearer {key}", "x-stainless-retry-count": "1"},
+        )
+    assert again.json()["choices"][0]["message"]["content"] == "two"
+    first, second = await proxy.turns()
+    assert (second.cause, second.parent, second.suffix) == (BranchCause.RESAMPLED, 0, b"")
+    assert (first.sampling.max_tokens, second.sampling.max_tokens) == (32, 64)
+
+
 async def test_an_engine_that_was_down_for_a_moment_costs_nothing(proxy: ProxyAtWork, stub_engine: StubEngine) -> None:
     await stub_engine.stop()
     key = await proxy.key()
