@@ -34,7 +34,9 @@ class Floor:
         self.turns = turns
         self._count = 0
 
-    async def request(self, harness: str, kind: str, *, episode: str = "", timeout_s: float = 20.0) -> str:
+    async def request(
+        self, harness: str, kind: str, *, episode: str = "", timeout_s: float = 20.0, task: str = "start"
+    ) -> str:
         self._count += 1
         episode = episode or f"e{self._count}"
         limits = msgspec.structs.replace(LIMITS, timeout_s=timeout_s)
@@ -45,7 +47,7 @@ class Floor:
                 attempt=0,
                 group="g",
                 purpose="train",
-                task=TaskRef(env=str(ENVIRONMENT), task="start", seed=self._count),
+                task=TaskRef(env=str(ENVIRONMENT), task=task, seed=self._count),
                 harness=harness,
                 env_kind=kind,  # type: ignore[arg-type]
                 limits=limits,
@@ -60,5 +62,5 @@ class Floor:
                 await asyncio.sleep(0.05)
             return told.fact
 
-    async def attempt(self, harness: str, kind: str, *, timeout_s: float = 20.0) -> EpisodeEnded:
-        return await self.end_of(await self.request(harness, kind, timeout_s=timeout_s))
+    async def attempt(self, harness: str, kind: str, *, timeout_s: float = 20.0, task: str = "start") -> EpisodeEnded:
+        return await self.end_of(await self.request(harness, kind, timeout_s=timeout_s, task=task))

@@ -1,12 +1,19 @@
-"""Real drivers for tests; where this host cannot isolate, a test says why it skips."""
+"""Real drivers for tests; where this host cannot isolate, a test says why it skips.
+
+The contract suite runs once for each case of `CASES`. A new driver is one more case: how to make it, the image that
+its sandboxes are made from, and nothing else.
+"""
 
 import os
 import secrets
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
-from openforge.sandbox.contract import SandboxLimits
+from openforge.sandbox.contract import SandboxDriver, SandboxLimits, SandboxSpec
 from openforge.sandbox.process import CannotIsolate, ProcessDriver
 
 SMALL = SandboxLimits(memory_mb=192, pids=64, disk_mb=16)
@@ -19,3 +26,17 @@ def full_driver(state_dir: Path, proxy_socket: Path | None = None) -> ProcessDri
         if os.environ.get("OPENFORGE_REQUIRE_SANDBOXES"):
             raise
         pytest.skip(str(reason))
+
+
+class Case(msgspec.Struct, frozen=True, kw_only=True):
+    """`make(state_dir, proxy_socket)` skips with a reason where this host cannot run the driver."""
+
+    name: str
+    make: Callable[[Path, Path | None], SandboxDriver]
+    image: str = ""
+
+    def spec(self, name: str, **more: Any) -> SandboxSpec:
+        return SandboxSpec(**{"name": name, "image": self.image, "limits": SMALL, **more})
+
+
+CASES = (Case(name="process", make=full_driver),)

@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from openforge.sandbox.contract import Sandbox, SandboxLimits
+from openforge.sandbox.services import Service
 
 
 class LlmArgs(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,7 +79,8 @@ class TaskInstance(msgspec.Struct, frozen=True, kw_only=True):
     sandbox. The verifier unpacks the artifacts at `/workspace` of a second box, `tests` at `/tests`,
     runs `verify` there and reads one JSON object `{"reward": number, ...}` from the last line of its
     standard output. No `verify` means that only the environment itself can say what the reward is.
-    `limits` are those of the boxes that checks and reference run in.
+    `limits` are those of the boxes that checks and reference run in. `services` run in the agent's box and are
+    healthy before the agent starts; `service_files` lie at `/tmp/services` there.
     """
 
     task: str
@@ -95,6 +97,11 @@ class TaskInstance(msgspec.Struct, frozen=True, kw_only=True):
     digest: str = ""
     reward: RewardRule = RewardRule()
     limits: SandboxLimits = SandboxLimits()
+    services: tuple[Service, ...] = ()
+    service_files: Mapping[str, "TaskFile"] = {}
+
+
+SERVICES_FOLDER = "/tmp/services"
 
 
 class TaskFile(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,6 +14,9 @@ def digest_of(instance: TaskInstance) -> str:
     del seen["digest"]
     seen["workspace"] = _sorted(instance.workspace)
     seen["tests"] = _sorted(instance.tests)
+    seen["service_files"] = _sorted(instance.service_files)
+    if not instance.services and not instance.service_files:  # a task without them is what it was before there were any
+        del seen["services"], seen["service_files"]
     return sha256(msgspec.msgpack.encode(seen, order="sorted")).hexdigest()
 
 

@@ -5,6 +5,7 @@
     rename/task.yaml          what the task is
     rename/environment/...    what stands in /workspace when the agent begins
     rename/tests/...          the checks, at /tests of the verifier's box only
+    rename/services/...       programs of the task's services, at /tmp/services of the agent's box (optional)
     rename/solution/solve.sh  a reference: run in /workspace, it does the task
     rename/template.py        draw(rng, split) -> dict, more variables (optional)
 
@@ -29,6 +30,7 @@ from openforge.env.placeholders import UnknownVariable, Variables, fill, fill_by
 from openforge.env.task_file import BadTask, TaskSpec, VerifierSection, read_task_file, read_words
 from openforge.env.variables import BadVariables, Split, WordList, draw_variables
 from openforge.sandbox.contract import SandboxLimits
+from openforge.sandbox.services import Service
 
 __all__ = ["BadTask", "FolderTask", "load_task", "load_tasks"]
 
@@ -61,6 +63,8 @@ class FolderTask:
             tags=spec.tags,
             reward=spec.reward,
             limits=msgspec.convert(msgspec.structs.asdict(spec.limits), SandboxLimits),
+            services=tuple(self._service(service, variables) for service in spec.services),
+            service_files=self._files("services", variables) if spec.services else {},
         )
         return with_digest(instance)
 
@@ -88,7 +92,7 @@ class FolderTask:
         return {
             name: file
             for root in (self.shared, self.folder)
-            for part in ("environment", "tests", "solution")
+            for part in ("environment", "tests", "solution", "services")
             for name, file in _read_folder(root, root / part)
         }
 
@@ -122,6 +126,17 @@ class FolderTask:
 
     def _command(self, verifier: VerifierSection, variables: Variables) -> tuple[str, ...]:
         return tuple(self._fill("task.yaml", "verifier.command", part, variables) for part in verifier.command)
+
+    def _service(self, service: Service, variables: Variables) -> Service:
+        where = f"services.{service.name}"
+        return msgspec.structs.replace(
+            service,
+            command=tuple(self._fill("task.yaml", f"{where}.command", part, variables) for part in service.command),
+            env={
+                name: self._fill("task.yaml", f"{where}.env.{name}", value, variables)
+                for name, value in service.env.items()
+            },
+        )
 
     def _fill(self, file: str, field: str, text: str, variables: Variables) -> str:
         try:

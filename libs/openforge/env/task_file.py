@@ -13,6 +13,7 @@ import yaml
 
 from openforge.env.contract import RewardRule
 from openforge.env.variables import BadVariables, Variable, WordList, check_variables, check_words
+from openforge.sandbox.services import Service, wrong_with
 
 SCHEMA_VERSION = 1
 
@@ -54,6 +55,7 @@ class TaskSpec(_Section, frozen=True, kw_only=True):
     limits: LimitsSection = LimitsSection()
     verifier: VerifierSection | None = None
     reward: RewardRule = RewardRule()
+    services: tuple[Service, ...] = ()
     tags: tuple[str, ...] = ()
     words: dict[str, WordList] = {}
     variables: dict[str, Variable] = {}
@@ -107,6 +109,15 @@ def _wrong(spec: TaskSpec) -> list[str]:
         wrong.append("instruction is empty: say what the agent should do")
     if spec.verifier is not None:
         wrong += _wrong_verifier(spec.verifier)
+    wrong += _wrong_services(spec.services)
+    return wrong
+
+
+def _wrong_services(services: tuple[Service, ...]) -> list[str]:
+    wrong = [f"services.{service.name}.{what}" for service in services for what in wrong_with(service)]
+    names = [service.name for service in services]
+    wrong += [f"services has two named {name!r}: rename one" for name in dict.fromkeys(names) if names.count(name) > 1]
+    wrong += [f"services has the name {name!r}: use A-Z a-z 0-9 _ -" for name in names if not _TASK_ID.fullmatch(name)]
     return wrong
 
 

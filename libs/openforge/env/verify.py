@@ -14,10 +14,11 @@ from typing import Literal
 
 import msgspec
 
-from openforge.env.contract import TaskInstance
+from openforge.env.contract import SERVICES_FOLDER, TaskInstance
 from openforge.env.pack import UnusableWork, cleaned, pack, write_files
 from openforge.env.verdict import Broke, Scored, read_verdict
 from openforge.sandbox.contract import PathRefused, SandboxDriver, SandboxLimits, SandboxSpec
+from openforge.sandbox.services import ServiceFailed, Services
 
 CHECK_ENV = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -84,15 +85,22 @@ class Checker:
     async def work(self, instance: TaskInstance, script: str, *, name: str) -> bytes | Broke:
         """The artifacts that `script` leaves, run by `sh` in the workspace of an agent's box."""
         sandbox = await self.driver.create(self._spec(name, instance.limits))
+        services = Services(sandbox, longest_s=_SCRIPT_TIMEOUT_S)
         try:
             await sandbox.put_tar("/workspace", pack(instance.workspace))
+            if instance.services:
+                await sandbox.put_tar(SERVICES_FOLDER, pack(instance.service_files))
+            await services.start(instance.services)
             result = await sandbox.exec(("/bin/sh", "-c", script), timeout_s=_SCRIPT_TIMEOUT_S)
             if result.exit_code != 0:
                 said = result.stderr.decode(errors="replace").strip()[-200:]
                 return Broke(why=f"the script ended with exit code {result.exit_code}: {said}", wall_s=result.wall_s)
             return await sandbox.get_tar(instance.artifacts)
+        except ServiceFailed as failed:
+            return Broke(why=str(failed))
         finally:
             await sandbox.stop()
+            await services.stop()
 
     async def _check(
         self, instance: TaskInstance, tar: bytes, tests: Path, name: str, limits: SandboxLimits

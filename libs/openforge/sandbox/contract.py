@@ -19,6 +19,14 @@ class PathRefused(ValueError):
     """The path is no regular file or folder within the sandbox, or is too large to read."""
 
 
+class PathMissing(PathRefused):
+    """There is nothing at that path."""
+
+
+class TooLarge(PathRefused):
+    """There is more than the cap allows."""
+
+
 class SandboxLimits(msgspec.Struct, frozen=True, kw_only=True):
     """`disk_mb` bounds what the sandbox can write; `memory_mb` bounds RAM and that together."""
 
@@ -28,16 +36,26 @@ class SandboxLimits(msgspec.Struct, frozen=True, kw_only=True):
     cpus: float = 1.0
 
 
-class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """`network`: `none`, or `proxy` for the model proxy alone, as `http://127.0.0.1:<proxy_port>`.
+Network = Literal["none", "proxy-only", "allowlist", "open"]
+NETWORKS: tuple[Network, ...] = ("none", "proxy-only", "allowlist", "open")
 
-    `binds` maps paths of the sandbox to the host folders that are shown there, read-only. `labels` let a
-    restarted owner find what it left.
+
+class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """`network` says what can be reached, each mode more than the one before it.
+
+    `none`: nothing. `proxy-only`: the model proxy, as `http://127.0.0.1:<proxy_port>`, where the driver has one.
+    `allowlist`: also `hosts` (`example.org`, `*.example.org`, `example.org:8443`; ports 80 and 443 unless given),
+    through the HTTP proxy that `HTTP_PROXY` and `HTTPS_PROXY` name. `open`: every public address through that
+    proxy, on any port; addresses of the host and of private networks are refused in both.
+    `image` is what the sandbox is made from; drivers without images ignore it. `binds` maps paths of the sandbox to
+    the host folders that are shown there, read-only. `labels` let a restarted owner find what it left.
     """
 
     name: str
+    image: str = ""
     limits: SandboxLimits = SandboxLimits()
-    network: Literal["none", "proxy"] = "none"
+    network: Network = "proxy-only"
+    hosts: tuple[str, ...] = ()
     proxy_port: int = 8080
     env: Mapping[str, str] = {}
     binds: Mapping[str, str] = {}
@@ -58,6 +76,49 @@ class ExecResult(msgspec.Struct, frozen=True, kw_only=True):
     timed_out: bool = False
     out_of_memory: bool = False
     wall_s: float = 0.0
+
+
+class FileInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry of a folder. `kind` is that of what a link leads to, `link` where it leads nowhere.
+
+    `size` in bytes, `modified` in Unix seconds.
+    """
+
+    name: str
+    kind: Literal["file", "folder", "link", "other"]
+    size: int
+    modified: float
+
+
+class Terminal(Protocol):
+    """A command on a terminal of its own, both streams merged. `pid` is its number inside the sandbox.
+
+    Output that nobody reads stops the command; nothing is buffered without bound.
+    """
+
+    pid: int
+
+    async def read(self) -> bytes:
+        """What came since the last read, as soon as there is something; empty when the command has ended."""
+        ...
+
+    async def write(self, data: bytes) -> None:
+        """As if it were typed; dropped where the command has ended."""
+        ...
+
+    def resize(self, rows: int, cols: int) -> None: ...
+
+    async def signal(self, number: int) -> None:
+        """To the command's process group."""
+        ...
+
+    async def wait(self) -> int:
+        """The exit code, negative where a signal ended it; raises `SandboxLost`."""
+        ...
+
+    async def close(self) -> None:
+        """End the command and all that it started. May be called twice."""
+        ...
 
 
 class Sandbox(Protocol):
@@ -97,6 +158,10 @@ class Sandbox(Protocol):
         """
         ...
 
+    async def list_files(self, path: str, *, most: int = 10_000) -> list[FileInfo]:
+        """The entries of one folder, by name; raises `PathRefused`, also where there are more than `most`."""
+        ...
+
     async def kill_all(self) -> None:
         """End every process in the sandbox; files stay, and new commands can run. Raises `SandboxLost`."""
         ...
@@ -104,11 +169,40 @@ class Sandbox(Protocol):
     async def stop(self) -> None: ...
 
 
-class SandboxDriver(Protocol):
-    isolation: Literal["full", "reduced"]
+class Box(Sandbox, Protocol):
+    """A sandbox in the hands of its owner. `alive` until it was stopped or lost, as far as its driver knows."""
 
-    async def create(self, spec: SandboxSpec) -> Sandbox:
+    @property
+    def alive(self) -> bool: ...
+
+    async def terminal(
+        self,
+        command: str | Sequence[str],
+        *,
+        rows: int = 24,
+        cols: int = 80,
+        cwd: str = "/workspace",
+        env: Mapping[str, str] | None = None,
+    ) -> Terminal:
+        """Start a command on a terminal; raises `SandboxLost`. One that cannot be started says so and ends."""
+        ...
+
+
+class SandboxDriver(Protocol):
+    """`images`: whether sandboxes are made from `SandboxSpec.image`."""
+
+    isolation: Literal["full", "reduced"]
+    images: bool
+
+    async def create(self, spec: SandboxSpec) -> Box:
         """A running sandbox with empty, writable folders `/workspace`, `/tmp` and `/tests`; raises `SandboxLost`."""
+        ...
+
+    def adopt(self, box: Box, spec: SandboxSpec) -> None:
+        """Make an unused sandbox of this driver the one that `spec` asks for: its name, labels, environment and time.
+
+        It must have been made with the same image, limits, network and binds. Raises `SandboxLost` where it has died.
+        """
         ...
 
     async def reconcile(self, labels: Mapping[str, str]) -> int:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from openforge.sandbox.contract import ExecResult, PathRefused, Sandbox, SandboxLost
+from openforge.sandbox.contract import ExecResult, FileInfo, PathRefused, Sandbox, SandboxLost
 
 
 class Exec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -43,6 +43,11 @@ class GetTar(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     cap: int
 
 
+class ListFiles(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    path: str
+    most: int
+
+
 class KillAll(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     pass
 
@@ -62,8 +67,12 @@ class Ran(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     result: ExecResult
 
 
-Request = Exec | Put | PutTar | Get | GetTar | KillAll
-Reply = Ran | Data | Failed
+class Listed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    files: list[FileInfo]
+
+
+Request = Exec | Put | PutTar | Get | GetTar | KillAll | ListFiles
+Reply = Ran | Data | Failed | Listed
 Ask = Callable[[Request], Awaitable[Reply]]
 
 
@@ -118,6 +127,12 @@ class RemoteSandbox:
 
     async def get_tar(self, paths: Sequence[str], *, cap: int = 64 << 20) -> bytes:
         return await self._data(GetTar(paths=list(paths), cap=cap))
+
+    async def list_files(self, path: str, *, most: int = 10_000) -> list[FileInfo]:
+        reply = await self._call(ListFiles(path=path, most=most))
+        if not isinstance(reply, Listed):
+            raise SandboxLost(f"the answer to ListFiles was {type(reply).__name__}")
+        return reply.files
 
     async def kill_all(self) -> None:
         await self._call(KillAll())
@@ -177,6 +192,9 @@ async def _do(sandbox: Sandbox, request: Request) -> Reply:
             return Data(data=await sandbox.get(request.path, cap=request.cap))
         case GetTar():
             return Data(data=await sandbox.get_tar(request.paths, cap=request.cap))
+        case ListFiles():
+            files = await sandbox.list_files(request.path, most=request.most)
+            return Listed(files=[msgspec.structs.replace(file, name=_sendable(file.name)) for file in files])
         case KillAll():
             await sandbox.kill_all()
     return Data()

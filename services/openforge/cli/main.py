@@ -2,7 +2,19 @@
 
 import typer
 
-from openforge.cli import bench_command, env_command, ledger, model, protos, report_command, status, stop, tail, train
+from openforge.cli import (
+    bench_command,
+    env_command,
+    ledger,
+    model,
+    protos,
+    report_command,
+    sandbox_command,
+    status,
+    stop,
+    tail,
+    train,
+)
 from openforge.cli.conformance import command as conformance_command
 
 app = typer.Typer(
@@ -25,6 +37,7 @@ app.command()(ledger.ledger)
 app.command()(report_command.report)
 app.add_typer(model.app, name="model")
 app.add_typer(env_command.app, name="env")
+app.add_typer(sandbox_command.app, name="sandbox")
 app.command(context_settings=bench_command.PASSED_ON)(bench_command.bench)
 app.command()(conformance_command.conformance)
 app.add_typer(protos.app, name="protos")

@@ -15,10 +15,12 @@ from typing import Any
 import msgspec
 
 from openforge.bus import Bus
-from openforge.env.contract import CommandAgent, EnvironmentModule, LlmArgs, TaskFile, TaskInstance
+from openforge.env.contract import SERVICES_FOLDER, CommandAgent, EnvironmentModule, LlmArgs, TaskFile, TaskInstance
 from openforge.protos import BlobRef, EndReason, EpisodeEnded, EpisodeRequested, TurnRecorded
 from openforge.runs import RunConfig
 from openforge.sandbox.contract import PathRefused, Sandbox, SandboxDriver, SandboxLimits, SandboxLost, SandboxSpec
+from openforge.sandbox.pool import Pool
+from openforge.sandbox.services import ServiceFailed, Services
 from openforge.sandbox_manager.core import Broke, End, Exited, Late, Outcome, Raised, Returned, end_of, redacted
 from openforge.sandbox_manager.env_host.keeper import HostKeeper, HostLost, PipelineRaised
 from openforge.sandbox_manager.keys import Key, KeyMint
@@ -43,7 +45,8 @@ class Attempts:
         config: RunConfig,
         environment: EnvironmentModule,
         labels: Mapping[str, str],
-        creates: int,
+        pool: Pool,
+        warm: int = 0,
     ) -> None:
         self.bus = bus
         self.driver = driver
@@ -53,7 +56,15 @@ class Attempts:
         self.config = config
         self.environment = environment
         self.labels = dict(labels)
-        self.creating = asyncio.Semaphore(creates)
+        self.pool = pool
+        self._warm = warm
+
+    async def make_box(self, spec: SandboxSpec) -> Sandbox:
+        """One like it is made ahead from the first one on, where spares are wanted."""
+        if self._warm:
+            self.pool.keep(spec, self._warm)
+            self._warm = 0
+        return await self.pool.create(spec)
 
 
 class Attempt:
@@ -64,25 +75,27 @@ class Attempt:
         self._began = time.monotonic()
         self._agent_s = 0.0
         self._box: Sandbox | None = None
+        self._services: Services | None = None
         self._key: Key | None = None
         self._secret = ""
         self._agent: CommandAgent | None = None
         self._log = log.bind(run=request.run, episode=request.episode, attempt=request.attempt)
 
     async def prepare(self) -> Sandbox | Broke:
-        """A sandbox with the task's files in it, and a living key; or why there is none."""
+        """A sandbox with the task's files in it, its services up, and a living key; or why there is none."""
         try:
             if self._request.env_kind == "pipeline":
                 await self._shared.hosts.ready()  # on nobody's clock: the first attempts would pay for all
             self._key = await self._shared.keys.mint(self._request)
             self._secret = self._key.secret
             self._agent = self._command_agent()
-            async with self._shared.creating:
-                self._box = await self._shared.driver.create(self._spec())
+            self._box = await self._shared.make_box(self._spec())
             await self._box.put_tar("/", tar_of(self._files()))
+            self._services = Services(self._box, longest_s=self._request.limits.timeout_s + _END_GRACE_S)
+            await self._services.start(self._instance.services)
         except HostLost as error:
             return Broke(reason=EndReason.HOST_LOST, text=str(error))
-        except (SandboxLost, PathRefused) as error:
+        except (SandboxLost, PathRefused, ServiceFailed) as error:
             return Broke(reason=EndReason.SANDBOX_FAILED, text=str(error))
         except ValueError as error:
             return Broke(reason=EndReason.HARNESS_BROKEN, text=str(error))
@@ -130,6 +143,8 @@ class Attempt:
                 await box.stop()
             except SandboxLost as error:
                 self._log.error("sandbox not gone", sandbox=box.id, why=str(error))
+        if self._services is not None:
+            await self._services.stop()
 
     async def _end_key(self) -> None:
         if self._key is not None:
@@ -242,7 +257,7 @@ class Attempt:
             limits=SandboxLimits(
                 memory_mb=limits.memory_mb, pids=limits.pids, disk_mb=limits.disk_mb, cpus=limits.cpus
             ),
-            network="proxy" if self._agent else "none",
+            network="proxy-only" if self._agent else "none",
             proxy_port=PROXY_PORT,
             binds=self._agent.binds if self._agent else {},
             labels=self._shared.labels,
@@ -251,6 +266,8 @@ class Attempt:
 
     def _files(self) -> dict[str, TaskFile]:
         files = {f"workspace/{path}": file for path, file in self._instance.workspace.items()}
+        for path, file in self._instance.service_files.items():
+            files[f"{SERVICES_FOLDER.lstrip('/')}/{path}"] = file
         if self._agent is not None:
             files |= {path.lstrip("/"): TaskFile(content=data) for path, data in self._agent.files.items()}
         return files

@@ -8,7 +8,10 @@ from openforge.env.contract import EnvironmentModule
 from openforge.env.registry import draw, load_environment
 from openforge.protos import EndReason, EpisodeEnded, EpisodeRequested, EpisodeStarted, Fact
 from openforge.runs import RunConfig, submitted_config
+from openforge.sandbox.admission import Admission
+from openforge.sandbox.pool import Pool
 from openforge.sandbox.process import ProcessDriver
+from openforge.sandbox_manager.api.serve import Api
 from openforge.sandbox_manager.attempt import Attempt, Attempts
 from openforge.sandbox_manager.core import Broke
 from openforge.sandbox_manager.env_host.keeper import HostKeeper, HostLost
@@ -17,6 +20,7 @@ from openforge.sandbox_manager.runs import RunWatch
 from openforge.sandbox_manager.settings import Settings
 from openforge.service import health, log
 
+_SWEEP_S = 60.0
 _ACK_WAIT_S = 10.0  # how long a dead manager's attempts wait for the next one
 
 
@@ -123,6 +127,15 @@ async def _warm_up(hosts: HostKeeper, environment: EnvironmentModule, config: Ru
             log.error("no env host yet", why=str(error))
 
 
+async def _keep_swept(driver: ProcessDriver, settings: Settings) -> None:
+    """What managers of this run left on this host that died and did not come back."""
+    while True:
+        await asyncio.sleep(_SWEEP_S)
+        orphans = await driver.reconcile({"service": "sandbox_manager", "run": settings.run})
+        if orphans:
+            log.info("reconciled", orphans=orphans)
+
+
 async def serve(settings: Settings, bus: Bus, stop: asyncio.Event) -> None:
     config = await _config(settings, bus, stop)
     if config is None:
@@ -141,14 +154,21 @@ async def serve(settings: Settings, bus: Bus, stop: asyncio.Event) -> None:
     log.info("reconciled", orphans=swept)
     hosts = HostKeeper(driver, config.environment.name, settings, labels)
     watch = RunWatch(bus, settings.run)
+    pool = Pool(
+        driver, Admission(at_once=settings.manager_creates, waiting=settings.manager_slots + settings.manager_warm)
+    )
     shared = Attempts(
-        bus, driver, await KeyMint.open(bus), hosts, watch, config, environment, labels, settings.manager_creates
+        bus, driver, await KeyMint.open(bus), hosts, watch, config, environment, labels, pool, settings.manager_warm
     )
     manager = Manager(settings, bus, shared)
+    api = Api(settings, driver, labels=labels, bus=bus, replica=settings.manager)
     try:
+        if settings.sandbox_api_port:
+            await api.start()
         async with asyncio.TaskGroup() as group:
             following = group.create_task(watch.follow())
             warming = group.create_task(_warm_up(hosts, environment, config))
+            sweeping = group.create_task(_keep_swept(driver, settings))
             await watch.caught_up.wait()
             working = group.create_task(
                 bus.work(
@@ -162,8 +182,10 @@ async def serve(settings: Settings, bus: Bus, stop: asyncio.Event) -> None:
                 )
             )
             await stop.wait()
-            for task in (working, following, warming):
+            for task in (working, following, warming, sweeping):
                 task.cancel()
     finally:
+        await api.close()
         await hosts.close()
+        await pool.drain()
         await driver.close()

@@ -2,15 +2,17 @@
 
 from pathlib import Path
 
-import msgspec
+from openforge.sandbox_manager.api.settings import ApiSettings
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
+class Settings(ApiSettings, frozen=True, kw_only=True):
     """`manager_slots` attempts run at once; each costs its sandbox's memory limit at worst.
 
     `manager_creates` bounds how many sandboxes are being made at once: more makes all of them slower.
+    `manager_warm` are made ahead, in the shape of the first attempt's: each costs some MB until it is used.
     `env_host_memory_mb` bounds the process that runs pipelines, all episodes together. `manager` tells
-    several managers of one run apart. `sockets` holds the model proxy's `proxy.sock`.
+    several managers of one run apart. `sockets` holds the model proxy's `proxy.sock`. With
+    `sandbox_api_port` it serves sandboxes to clients too.
     """
 
     run: str
@@ -19,5 +21,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     manager: str = "manager"
     manager_slots: int = 64
     manager_creates: int = 4
+    manager_warm: int = 0
     env_host_memory_mb: int = 4096
     env_host_threads: int = 64

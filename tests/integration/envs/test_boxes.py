@@ -59,7 +59,7 @@ async def box_with_model(folder: Path, chat: StubChat, agent: CommandAgent | Non
 
 async def _box(driver: ProcessDriver, agent: CommandAgent | None) -> Sandbox:
     binds = agent.binds if agent else {}
-    box = await driver.create(SandboxSpec(name="box", limits=LIMITS, network="proxy", binds=binds))
+    box = await driver.create(SandboxSpec(name="box", limits=LIMITS, network="proxy-only", binds=binds))
     for path, data in agent.files.items() if agent else ():
         await box.put(path, data)
     return box

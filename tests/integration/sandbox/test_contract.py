@@ -1,14 +1,15 @@
-"""What every driver promises of commands, files and ends, tried on the driver `process`."""
+"""What every driver promises of commands, files, terminals, networks and ends, tried on each driver of `CASES`."""
 
 import asyncio
 import io
+import signal
 import tarfile
 import time
 
 import pytest
+from sandbox_drivers import Case
 
-from openforge.sandbox.contract import ExecResult, PathRefused, Sandbox, SandboxLost, SandboxSpec
-from openforge.sandbox.process import ProcessDriver
+from openforge.sandbox.contract import Box, ExecResult, PathRefused, Sandbox, SandboxDriver, SandboxLost, Terminal
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -193,7 +194,7 @@ async def test_writing_where_nothing_may_be_written_is_refused(box: Sandbox) -> 
             await asyncio.wait_for(box.put(path, b"x"), 10)
 
 
-async def test_an_archive_goes_out_and_comes_back_the_same(box: Sandbox, driver: ProcessDriver) -> None:
+async def test_an_archive_goes_out_and_comes_back_the_same(box: Sandbox, driver: SandboxDriver, case: Case) -> None:
     await sh(
         box,
         "mkdir -p d/empty d/closed; echo one > d/a; printf x > d/run; chmod 755 d/run; ln -s a d/link; mkfifo d/fifo;"
@@ -201,7 +202,7 @@ async def test_an_archive_goes_out_and_comes_back_the_same(box: Sandbox, driver:
     )
     tar = await box.get_tar(["/workspace"])
     assert tar == await box.get_tar(["/workspace"])
-    other = await driver.create(SandboxSpec(name="other"))
+    other = await driver.create(case.spec("other"))
     await other.put_tar("/", tar)
     listing = "find . -mindepth 1 -printf '%P %m %y %l\\n' 2>/dev/null | LC_ALL=C sort"
     expected = b"".join(line + b"\n" for line in (await sh(box, listing)).stdout.splitlines() if b"fifo" not in line)
@@ -244,8 +245,8 @@ async def test_a_thousand_files_and_a_deep_folder_can_be_collected(box: Sandbox)
         assert len(archive.getnames()) > 1200
 
 
-async def test_stop_may_be_called_twice_and_ends_everything(driver: ProcessDriver) -> None:
-    box = await driver.create(SandboxSpec(name="twice"))
+async def test_stop_may_be_called_twice_and_ends_everything(driver: SandboxDriver, case: Case) -> None:
+    box = await driver.create(case.spec("twice"))
     running = asyncio.create_task(sh(box, "sleep 5555", timeout_s=60))
     await asyncio.sleep(0.3)
     await asyncio.gather(box.stop(), box.stop())
@@ -256,8 +257,214 @@ async def test_stop_may_be_called_twice_and_ends_everything(driver: ProcessDrive
         await sh(box, "true")
 
 
-async def test_a_sandbox_ends_when_its_time_is_over(driver: ProcessDriver) -> None:
-    box = await driver.create(SandboxSpec(name="short", ttl_s=0.3))
+async def test_a_sandbox_ends_when_its_time_is_over(driver: SandboxDriver, case: Case) -> None:
+    box = await driver.create(case.spec("short", ttl_s=0.3))
     await asyncio.sleep(1.0)
     with pytest.raises(SandboxLost):
         await sh(box, "true")
+
+
+# Folders.
+
+
+async def test_a_folder_is_listed_by_name_with_kinds_and_sizes(box: Sandbox) -> None:
+    await sh(box, "mkdir d; printf 12345 > b; ln -s d a; ln -s /absent c; mkfifo e; ln -s loop loop; touch -d @86400 b")
+    files = await box.list_files("/workspace")
+    kinds = {file.name: file.kind for file in files}
+    assert kinds == {"a": "folder", "b": "file", "c": "link", "d": "folder", "e": "other", "loop": "link"}
+    assert list(kinds) == sorted(kinds)
+    assert [(file.size, file.modified) for file in files if file.name == "b"] == [(5, 86400.0)]
+
+
+@pytest.mark.parametrize("path", ["/workspace/file", "/absent", "relative", "/workspace/../etc"])
+async def test_only_a_folder_can_be_listed(box: Sandbox, path: str) -> None:
+    await box.put("/workspace/file", b"")
+    with pytest.raises(PathRefused):
+        await box.list_files(path)
+
+
+async def test_a_folder_with_too_many_entries_is_refused(box: Sandbox) -> None:
+    await sh(box, "seq 300 | xargs touch")
+    assert len(await box.list_files("/workspace", most=300)) == 300
+    with pytest.raises(PathRefused, match="more than 299"):
+        await box.list_files("/workspace", most=299)
+
+
+# Terminals.
+
+
+async def said(terminal: Terminal, until: bytes) -> bytes:
+    heard = b""
+    async with asyncio.timeout(20):
+        while until not in heard:
+            part = await terminal.read()
+            assert part, heard
+            heard += part
+    return heard
+
+
+async def all_said(terminal: Terminal) -> bytes:
+    heard = b""
+    async with asyncio.timeout(20):
+        while part := await terminal.read():
+            heard += part
+    return heard
+
+
+async def test_a_command_on_a_terminal_is_talked_to_and_its_window_changes(box: Box) -> None:
+    talk = "tty; stty size; read line; stty size; echo got $line; exit 7"
+    terminal = await box.terminal(["/bin/sh", "-c", talk], rows=40, cols=100, env={"PS1": ""})
+    assert b"/dev/pts/" in await said(terminal, b"40 100")
+    terminal.resize(50, 120)
+    await terminal.write(b"hello\n")
+    assert b"50 120" in await said(terminal, b"got hello")
+    assert await asyncio.wait_for(terminal.wait(), 20) == 7
+    await terminal.close()
+    await terminal.close()
+
+
+async def test_a_signal_reaches_the_command_on_the_terminal(box: Box) -> None:
+    terminal = await box.terminal("echo up; exec sleep 60")
+    await said(terminal, b"up")
+    await terminal.signal(signal.SIGTERM)
+    assert await asyncio.wait_for(terminal.wait(), 20) == -signal.SIGTERM
+    assert await all_said(terminal) == b""
+    await terminal.close()
+
+
+async def test_a_closed_terminal_takes_everything_it_started_with_it(box: Box) -> None:
+    terminal = await box.terminal("(trap '' HUP; setsid sleep 6161 & sleep 6161) & echo up; sleep 6161")
+    await said(terminal, b"up")
+    await terminal.close()
+    await asyncio.sleep(0.3)
+    assert b"6161" not in (await sh(box, "cat /proc/[0-9]*/cmdline")).stdout
+    assert (await sh(box, "echo unharmed")).stdout == b"unharmed\n"
+
+
+async def test_output_that_nobody_reads_stops_the_command_and_is_not_lost(box: Box) -> None:
+    terminal = await box.terminal(
+        "i=0; while [ $i -lt 60000 ]; do echo line-$i-with-some-length-to-it; i=$((i+1)); done"
+    )
+    await asyncio.sleep(0.5)
+    heard = await all_said(terminal)
+    assert heard.count(b"\n") == 60000
+    assert await asyncio.wait_for(terminal.wait(), 20) == 0
+    await terminal.close()
+
+
+async def test_a_program_that_is_not_there_says_so_on_the_terminal(box: Box) -> None:
+    terminal = await box.terminal(["no-such-program"])
+    assert b"no-such-program" in await all_said(terminal)
+    assert await terminal.wait() == 127
+    await terminal.close()
+
+
+# Networks.
+
+
+class Web:
+    """A server that answers every request with its own name."""
+
+    def __init__(self) -> None:
+        self.port = 0
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    def stop(self) -> None:
+        assert self._server is not None
+        self._server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        request = (await reader.readuntil(b"\r\n\r\n")).split(b"\r\n")[0]
+        writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nasked: " + request + b"\n")
+        await writer.drain()
+        writer.close()
+
+
+ASK = """
+exec 3<>/dev/tcp/127.0.0.1/3128
+printf 'GET http://%s/page?x=1 HTTP/1.1\\r\\nHost: x\\r\\nConnection: keep-alive\\r\\n\\r\\n' "$1" >&3
+cat <&3
+"""
+TUNNEL = """
+exec 3<>/dev/tcp/127.0.0.1/3128
+printf 'CONNECT %s HTTP/1.1\\r\\n\\r\\n' "$1" >&3
+read -r line <&3; read -r empty <&3; echo "$line"
+printf 'GET /tunnelled HTTP/1.1\\r\\n\\r\\n' >&3
+cat <&3
+"""
+
+
+async def asked(box: Sandbox, script: str, where: str) -> bytes:
+    return (await box.exec(["/bin/bash", "-c", script, "-", where], timeout_s=20)).stdout
+
+
+async def test_a_box_with_an_allowlist_reaches_what_is_on_it_and_nothing_else(
+    driver: SandboxDriver, case: Case
+) -> None:
+    web, other = Web(), Web()
+    await web.start()
+    await other.start()
+    box = await driver.create(
+        case.spec("listed", network="allowlist", hosts=(f"127.0.0.1:{web.port}", f"localhost:{other.port}"))
+    )
+    assert b"asked: GET /page?x=1 HTTP/1.1" in await asked(box, ASK, f"127.0.0.1:{web.port}")
+    tunnelled = await asked(box, TUNNEL, f"127.0.0.1:{web.port}")
+    assert b"200" in tunnelled.splitlines()[0]
+    assert b"asked: GET /tunnelled" in tunnelled
+    assert b"403 Forbidden" in await asked(box, ASK, f"127.0.0.1:{other.port}")
+    by_name = await asked(box, ASK, f"localhost:{other.port}")
+    assert b"403 Forbidden" in by_name
+    assert b"no public address" in by_name
+    assert (await sh(box, "echo $HTTPS_PROXY $no_proxy")).stdout == b"http://127.0.0.1:3128 127.0.0.1,localhost\n"
+    assert (await asked(box, f"echo > /dev/tcp/127.0.0.1/{web.port} && echo reached", "")) == b""
+    await box.stop()
+    web.stop()
+    other.stop()
+
+
+@pytest.mark.parametrize("where", ["127.0.0.1:22", "169.254.169.254", "10.0.0.1", "[::1]:80", "[::ffff:127.0.0.1]:80"])
+async def test_an_open_box_reaches_no_address_of_the_host_or_of_a_private_network(
+    driver: SandboxDriver, case: Case, where: str
+) -> None:
+    box = await driver.create(case.spec("open", network="open"))
+    assert b"no public address" in await asked(box, ASK, where)
+    await box.stop()
+
+
+async def test_a_box_without_network_has_no_way_out_at_all(driver: SandboxDriver, case: Case) -> None:
+    box = await driver.create(case.spec("none", network="none"))
+    for port in (3128, 8080):
+        assert await asked(box, f"echo > /dev/tcp/127.0.0.1/{port} && echo reached", "") == b""
+    await box.stop()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"network": "everything"}, "network = 'everything'"),
+        ({"network": "open", "hosts": ("a.org",)}, "hosts"),
+        ({"network": "allowlist", "hosts": ("http://a.org/x",)}, "http://a.org/x"),
+    ],
+)
+async def test_a_network_that_makes_no_sense_is_refused_by_name(
+    driver: SandboxDriver, case: Case, wrong: dict[str, object], named: str
+) -> None:
+    with pytest.raises(ValueError, match=named):
+        await driver.create(case.spec("wrong", **wrong))
+
+
+# Adoption.
+
+
+async def test_an_adopted_box_is_the_one_that_was_asked_for(driver: SandboxDriver, case: Case) -> None:
+    box = await driver.create(case.spec("ready", ttl_s=0.5))
+    driver.adopt(box, case.spec("asked-for", env={"COLOUR": "blue"}, ttl_s=60.0, labels={"run": "r"}))
+    await asyncio.sleep(0.8)
+    assert (await sh(box, "echo $COLOUR")).stdout == b"blue\n"
+    await box.stop()
+    with pytest.raises(SandboxLost):
+        driver.adopt(box, case.spec("again"))

@@ -16,6 +16,20 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 NEEDS_PYTHON = pytest.mark.skipif(not Path("/usr/bin/python3").exists(), reason="this host has no /usr/bin/python3")
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def driver(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ProcessDriver]:
+    made = full_driver(tmp_path_factory.mktemp("state"))
+    yield made
+    await made.close()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def box(driver: ProcessDriver) -> AsyncIterator[Sandbox]:
+    made = await driver.create(SandboxSpec(name="box", limits=SMALL))
+    yield made
+    await made.stop()
+
+
 async def sh(box: Sandbox, command: str, timeout_s: float = 60.0) -> ExecResult:
     return await box.exec(["/bin/bash", "-c", command], timeout_s=timeout_s)
 
@@ -230,7 +244,7 @@ async def way_out(tmp_path: Path) -> AsyncIterator[tuple[Sandbox, Upstream]]:
     upstream = Upstream(tmp_path / "p.sock")
     await upstream.start()
     driver = full_driver(tmp_path / "state", tmp_path / "p.sock")
-    box = await driver.create(SandboxSpec(name="out", limits=SMALL, network="proxy", proxy_port=8080))
+    box = await driver.create(SandboxSpec(name="out", limits=SMALL, network="proxy-only", proxy_port=8080))
     yield box, upstream
     await driver.close()
     upstream.stop()

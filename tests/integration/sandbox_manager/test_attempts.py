@@ -97,3 +97,18 @@ async def test_forty_attempts_at_once_all_end(floor: Floor) -> None:
     episodes = [await floor.request(*kinds[n % 2]) for n in range(40)]
     ends = await asyncio.gather(*(floor.end_of(episode) for episode in episodes))
     assert {ended.reason for ended in ends} == {EndReason.FINISHED}
+
+
+async def test_the_services_of_a_task_are_up_before_its_agent_and_gone_after_it(floor: Floor) -> None:
+    ended = await floor.attempt("good", "command", task="served")
+    assert ended.reason is EndReason.FINISHED, ended
+    files = await left_files(floor.bus, ended)
+    assert files["workspace/done.txt"] == files["workspace/start.txt"] != b""
+    assert running("sleep\0009876") == 0
+
+
+async def test_a_service_that_does_not_come_up_is_nobodys_doing(floor: Floor) -> None:
+    ended = await floor.attempt("good", "command", task="sick")
+    assert ended.reason is EndReason.SANDBOX_FAILED
+    assert "service writer" in ended.detail
+    assert "out of ink" in ended.detail

@@ -6,6 +6,8 @@ import threading
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from msgspec.structs import replace
+
 from openforge.env.contract import (
     CommandAgent,
     EnvCallResult,
@@ -17,6 +19,7 @@ from openforge.env.contract import (
     TaskTemplate,
 )
 from openforge.sandbox.contract import Sandbox
+from openforge.sandbox.services import Health, Service
 
 ASK = (
     "exec 3<>/dev/tcp/127.0.0.1/8080;"
@@ -55,8 +58,34 @@ class Start:
         )
 
 
+class Served(Start):
+    """As `Start`, but a service must have written the file before the agent reads it."""
+
+    id = "served"
+
+    def draw(self, seed: int, split: Literal["train", "heldout"]) -> TaskInstance:
+        service = Service(
+            name="writer",
+            command=("/bin/sh", "/tmp/services/write.sh", str(seed)),
+            health=Health(command=("test", "-s", "/workspace/start.txt"), timeout_s=10.0),
+        )
+        write = TaskFile(content=b"sleep 0.5; echo $1 > start.txt; exec sleep 9876\n")
+        drawn = super().draw(seed, split)
+        return replace(drawn, workspace={}, services=(service,), service_files={"write.sh": write})
+
+
+class Sick(Served):
+    """Its service ends at once."""
+
+    id = "sick"
+
+    def draw(self, seed: int, split: Literal["train", "heldout"]) -> TaskInstance:
+        drawn = super().draw(seed, split)
+        return replace(drawn, service_files={"write.sh": TaskFile(content=b"echo out of ink >&2; exit 9\n")})
+
+
 def tasks() -> Sequence[TaskTemplate]:
-    return [Start()]
+    return [Start(), Served(), Sick()]
 
 
 def create_command(*, harness: str, instruction: str, llm_args: LlmArgs, **options: Any) -> CommandAgent:

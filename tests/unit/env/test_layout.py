@@ -182,3 +182,37 @@ def test_tasks_share_checks_unless_they_have_their_own(folder: Path) -> None:
     assert drawn.tests["note"].content == f"shared {old}".encode()
     assert drawn.workspace["note"].content == b"for all"
     assert drawn.tests["check.sh"].content.startswith(b"test -e")
+
+
+SERVICE = """
+services:
+  - {name: web, command: [/usr/bin/python3, /tmp/services/web.py, "{{old}}"], health: {port: 8900, path: /ready}}
+"""
+
+
+def test_services_are_drawn_like_everything_else(folder: Path) -> None:
+    (before,) = load_tasks(folder)
+    (folder / "rename/services").mkdir()
+    (folder / "rename/services/web.py").write_text("print('{{new}}')\n")
+    (folder / "rename/task.yaml").write_text(TASK + SERVICE)
+    (task,) = load_tasks(folder)
+    drawn = task.draw(3, "train")
+    old, new = drawn.instruction.split()[1], drawn.instruction.split()[3].rstrip(",")
+    assert drawn.services[0].command[-1] == old
+    assert drawn.service_files["web.py"].content == f"print('{new}')\n".encode()
+    assert drawn.digest != before.draw(3, "train").digest
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("port: 8900", "port: 99999", "services.web.health.port = 99999"),
+        ("path: /ready", "path: ready", "services.web.health.path = 'ready'"),
+        ("health: {port: 8900, path: /ready}", "health: {wait: 3}", "wait"),
+        ("name: web", "name: a b", "'a b'"),
+    ],
+)
+def test_a_wrong_service_is_named(folder: Path, old: str, new: str, message: str) -> None:
+    (folder / "rename/task.yaml").write_text(TASK + SERVICE)
+    _edit(folder, old, new)
+    assert message in _refusal(folder)

@@ -8,8 +8,9 @@ import io
 import os
 import tarfile
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
-from openforge.sandbox.contract import PathRefused
+from openforge.sandbox.contract import FileInfo, PathRefused
 from openforge.sandbox.process.init import fields_of, frame
 
 
@@ -99,6 +100,26 @@ def _member(fields: list[bytes], frames: Iterator[list[bytes]], asked: Sequence[
         data = b"".join(parts)
         info.size = len(data)
     return info, data
+
+
+def files_of_entries(stream: bytes) -> list[FileInfo]:
+    """What the init said of a folder; raises `PathRefused` where it is not to be believed."""
+    files = []
+    for fields in _frames(stream):
+        kind = _KINDS.get(fields[1]) if len(fields) == 4 else None
+        if kind is None:
+            raise PathRefused("the folder's entries cannot be read")
+        modified = int(fields[3]) / 1e9
+        files.append(FileInfo(name=os.fsdecode(fields[0]), kind=kind, size=int(fields[2]), modified=modified))
+    return files
+
+
+_KINDS: dict[bytes, Literal["file", "folder", "link", "other"]] = {
+    b"file": "file",
+    b"folder": "folder",
+    b"link": "link",
+    b"other": "other",
+}
 
 
 def _frames(stream: bytes) -> Iterator[list[bytes]]:

@@ -8,11 +8,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-from openforge.sandbox.contract import ExecResult, PathRefused, SandboxLost
+from openforge.sandbox.contract import ExecResult, FileInfo, PathMissing, PathRefused, SandboxLost, Terminal, TooLarge
 from openforge.sandbox.process import archive
 from openforge.sandbox.process.cgroups import Groups
-from openforge.sandbox.process.init import CANNOT_START, REFUSED, fields_of, frame
+from openforge.sandbox.process.init import CANNOT_START, MISSING, REFUSED, TOO_LARGE, fields_of, frame
 from openforge.sandbox.process.pipes import Drain, Feed
+from openforge.sandbox.process.terminal import ProcessTerminal, within_window
 
 _BASE_ENV = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -26,6 +27,9 @@ _DEATH_S = 10.0
 _LINGER_S = 0.2  # output of a background process that outlives its command is not waited for
 _MOST_REQUEST_BYTES = 4 << 20
 _MOST_REPLY_BYTES = 4096
+_MOST_ENTRY_BYTES = 320  # a name of 255 bytes, and what is said of it
+_REFUSALS = {REFUSED: PathRefused, MISSING: PathMissing, TOO_LARGE: TooLarge}
+_NO_COMMAND = "a command cannot be empty or hold a NUL byte"
 TIMED_OUT = 124
 
 
@@ -37,6 +41,7 @@ class Control:
         self._loop = asyncio.get_running_loop()
         self._buffer = b""
         self._waiting: dict[int, asyncio.Future[int]] = {}
+        self._terminals: dict[int, asyncio.Future[tuple[int, int]]] = {}
         self._sending = asyncio.Lock()
         self._next = 0
         self.ready: asyncio.Future[list[int]] = self._loop.create_future()
@@ -70,6 +75,12 @@ class Control:
         else:
             future.set_exception(SandboxLost("the sandbox is gone"))
             future.exception()  # nobody may be waiting
+        return future
+
+    def expect_terminal(self, number: int) -> "asyncio.Future[tuple[int, int]]":
+        """(pid, descriptor) of the terminal that request `number` opens; whoever awaits it owns the descriptor."""
+        future: asyncio.Future[tuple[int, int]] = self._loop.create_future()
+        self._terminals[number] = future
         return future
 
     def _read(self) -> None:
@@ -106,7 +117,15 @@ class Control:
         if fields == [b"ready"] and not self.ready.done():
             self.ready.set_result(fds)
             return []
+        if len(fields) == 3 and fields[0] == b"terminal" and fds:
+            opened = self._terminals.pop(int(fields[1]), None)
+            if opened is not None and not opened.done():
+                opened.set_result((int(fields[2]), fds.pop(0)))
         if len(fields) == 3 and fields[0] == b"done":
+            unopened = self._terminals.pop(int(fields[1]), None)
+            if unopened is not None and not unopened.done():
+                unopened.set_exception(SandboxLost("the sandbox has no terminal left"))
+                unopened.exception()
             future = self._waiting.pop(int(fields[1]), None)
             if future is not None and not future.done():
                 future.set_result(int(fields[2]))
@@ -118,7 +137,7 @@ class Control:
         self.open = False
         self._loop.remove_reader(self._sock)
         self._sock.close()
-        waiting: list[asyncio.Future[Any]] = [self.ready, *self._waiting.values()]
+        waiting: list[asyncio.Future[Any]] = [self.ready, *self._waiting.values(), *self._terminals.values()]
         for future in waiting:
             if not future.done():
                 future.set_exception(SandboxLost("the sandbox ended"))
@@ -142,7 +161,8 @@ class ProcessSandbox:
         self.isolation = isolation
         self._control = control
         self._groups = groups
-        self._env = {**_BASE_ENV, **env}
+        self._env: dict[str, str] = {}
+        self.use_env(env)
         self._bury = bury
         self._stopping: asyncio.Future[None] | None = None
 
@@ -156,14 +176,64 @@ class ProcessSandbox:
         stdin: bytes = b"",
         output_cap: int = 1 << 20,
     ) -> ExecResult:
+        work = self._work(command, cwd, env)
+        if not work:
+            return ExecResult(exit_code=CANNOT_START, stdout=b"", stderr=_NO_COMMAND.encode() + b"\n")
+        return await self._run(work, timeout_s=timeout_s, stdin=stdin, cap=output_cap)
+
+    async def terminal(
+        self,
+        command: str | Sequence[str],
+        *,
+        rows: int = 24,
+        cols: int = 80,
+        cwd: str = "/workspace",
+        env: Mapping[str, str] | None = None,
+    ) -> Terminal:
+        work = self._work(command, cwd, {"TERM": "xterm-256color", **(env or {})})
+        if not work:
+            raise ValueError(_NO_COMMAND)
+        number = self._control.number()
+        ended, opened = self._control.expect(number), self._control.expect_terminal(number)
+        inside: list[int] = []
+        try:
+            inside = self._kill_group(number)
+            size = [b"%d" % within_window(length) for length in (rows, cols)]
+            fields = [b"%d" % len(inside), *size, *self._marked(work, number)]
+            await self._control.ask(b"terminal", number, fields, inside)
+            pid, master = await opened
+        except OSError as error:
+            raise SandboxLost(f"the sandbox's control group is gone: {error.strerror}") from error
+        except BaseException:
+            self._end_terminal(number)
+            raise
+        finally:
+            for fd in inside:
+                os.close(fd)
+        return ProcessTerminal(
+            pid, master, ended, signal=lambda which: self._signal(number, which), end=lambda: self._end_terminal(number)
+        )
+
+    @property
+    def alive(self) -> bool:
+        return self._control.open and self._stopping is None
+
+    def use_env(self, env: Mapping[str, str]) -> None:
+        """What commands find in their environment from now on."""
+        self._env = {**_BASE_ENV, **env}
+
+    def _work(self, command: str | Sequence[str], cwd: str, env: Mapping[str, str] | None) -> list[bytes]:
+        """The init's order to run it; empty where no kernel could."""
         argv = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
         pairs = [f"{key}={value}" for key, value in {**self._env, **(env or {})}.items()]
         texts = [_encode(text) for text in (cwd, *argv, *pairs)]
         if not argv or any(b"\0" in text for text in texts):
-            complaint = b"a command cannot be empty or hold a NUL byte\n"
-            return ExecResult(exit_code=CANNOT_START, stdout=b"", stderr=complaint)
-        work = [b"run", texts[0], b"%d" % len(argv), *texts[1:]]
-        return await self._run(work, timeout_s=timeout_s, stdin=stdin, cap=output_cap)
+            return []
+        return [b"run", texts[0], b"%d" % len(argv), *texts[1:]]
+
+    async def list_files(self, path: str, *, most: int = 10_000) -> list[FileInfo]:
+        work = [b"list", _encode(_absolute(path)), b"%d" % most]
+        return archive.files_of_entries(await self._files(work, cap=most * _MOST_ENTRY_BYTES))
 
     async def put(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
         folder, name = os.path.split(_absolute(path))
@@ -206,8 +276,8 @@ class ProcessSandbox:
         if result.exit_code == 0 and not result.truncated:
             return result.stdout
         reason = result.stderr.decode(errors="replace").strip() or f"ended with {result.exit_code}"
-        if result.exit_code == REFUSED:
-            raise PathRefused(reason)
+        if refusal := _REFUSALS.get(result.exit_code):
+            raise refusal(reason)
         if result.timed_out or result.out_of_memory or result.truncated:
             raise PathRefused(f"too much for this sandbox: {reason}")
         raise SandboxLost(f"file access failed: {reason}")
@@ -244,11 +314,8 @@ class ProcessSandbox:
     async def _begin(self, number: int, work: list[bytes], stdin: bytes, cap: int) -> tuple[list[Drain], Feed]:
         inside, outside = _pipes()
         try:
-            if self._groups:
-                inside.append(self._groups.open_command(number))
-            elif work[0] == b"run":
-                work = [*work, b"OPENFORGE_COMMAND=%d" % number]
-            await self._control.ask(b"start", number, [b"%d" % len(inside), *work], inside)
+            inside += self._kill_group(number)
+            await self._control.ask(b"start", number, [b"%d" % len(inside), *self._marked(work, number)], inside)
         except BaseException as error:
             for fd in outside:
                 os.close(fd)
@@ -259,6 +326,25 @@ class ProcessSandbox:
             for fd in inside:
                 os.close(fd)
         return [Drain(outside[1], cap), Drain(outside[2], cap)], Feed(outside[0], stdin)
+
+    def _kill_group(self, number: int) -> list[int]:
+        """The way into a new kill group, where there are such; raises `OSError`."""
+        return [self._groups.open_command(number)] if self._groups else []
+
+    def _marked(self, work: list[bytes], number: int) -> list[bytes]:
+        """Without kill groups, a command is known by what stands in its environment."""
+        if self._groups or work[0] != b"run":
+            return work
+        return [*work, b"OPENFORGE_COMMAND=%d" % number]
+
+    async def _signal(self, number: int, which: int) -> None:
+        with contextlib.suppress(SandboxLost):  # then it has ended anyway
+            await self._control.ask(b"signal", number, [b"%d" % which])
+
+    def _end_terminal(self, number: int) -> None:
+        self._kill(number)
+        if self._groups:
+            self._groups.close_command(number)
 
     async def _await_end(self, number: int, ended: "asyncio.Future[int]", timeout_s: float) -> tuple[int, bool]:
         try:

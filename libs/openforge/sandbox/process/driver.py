@@ -19,7 +19,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from openforge.sandbox.contract import Sandbox, SandboxLost, SandboxSpec
+from openforge.sandbox.contract import Box, SandboxLost, SandboxSpec
+from openforge.sandbox.egress import EGRESS_PORT, Egress, Rules, check_network, proxy_env
 from openforge.sandbox.process import cgroups, host
 from openforge.sandbox.process.box import Control, ProcessSandbox
 from openforge.sandbox.process.forward import Forwarder
@@ -49,7 +50,7 @@ class _Life:
         self.groups = groups
         self.pid = 0
         self.control: Control | None = None
-        self.forwarder: Forwarder | None = None
+        self.ways_out: list[Forwarder | Egress] = []
         self.expiry: asyncio.TimerHandle | None = None
 
 
@@ -58,6 +59,8 @@ class ProcessDriver:
 
     `hierarchies` are the control groups to use, this host's own where None. Raises `CannotIsolate`.
     """
+
+    images = False
 
     def __init__(
         self,
@@ -84,8 +87,8 @@ class ProcessDriver:
         self._preparing = asyncio.Lock()
         self._living: dict[ProcessSandbox, _Life] = {}
 
-    async def create(self, spec: SandboxSpec) -> Sandbox:
-        _check(spec, self._proxy_socket)
+    async def create(self, spec: SandboxSpec) -> Box:
+        _check(spec)
         await self._prepare()
         life = self._begin_life(spec)
         try:
@@ -93,6 +96,17 @@ class ProcessDriver:
         except BaseException:
             await asyncio.shield(self._end(life))
             raise
+
+    def adopt(self, box: Box, spec: SandboxSpec) -> None:
+        life = self._living.get(box) if isinstance(box, ProcessSandbox) else None
+        if life is None or life.control is None or not life.control.open:
+            raise SandboxLost(f"{box.id}: it is gone")
+        self._records.write(self._record(life, spec))
+        assert isinstance(box, ProcessSandbox)
+        box.use_env(_env(spec))
+        if life.expiry is not None:
+            life.expiry.cancel()
+        life.expiry = asyncio.get_running_loop().call_later(spec.ttl_s, lambda: self._bury(box))
 
     async def reconcile(self, labels: Mapping[str, str]) -> int:
         """What a dead owner left: its sandboxes died with it, so groups, records and copies remain."""
@@ -138,20 +152,23 @@ class ProcessDriver:
             uid = self._users.take() if self._users else 0
         except NoUsers as error:
             raise SandboxLost(str(error)) from error
-        self._records.write(
-            Record(
-                id=box_id,
-                name=spec.name,
-                owner=self._records.me,
-                labels={"owner": self._owner, **spec.labels},
-                uid=uid,
-                groups=tuple(str(folder) for folder in groups.folders) if groups else (),
-                kill_group=str(groups.kill_folder) if groups else "",
-            )
-        )
-        return _Life(box_id, uid, groups)
+        life = _Life(box_id, uid, groups)
+        self._records.write(self._record(life, spec))
+        return life
 
-    async def _start(self, spec: SandboxSpec, life: _Life) -> Sandbox:
+    def _record(self, life: _Life, spec: SandboxSpec) -> Record:
+        groups = life.groups
+        return Record(
+            id=life.id,
+            name=spec.name,
+            owner=self._records.me,
+            labels={"owner": self._owner, **spec.labels},
+            uid=life.uid,
+            groups=tuple(str(folder) for folder in groups.folders) if groups else (),
+            kill_group=str(groups.kill_folder) if groups else "",
+        )
+
+    async def _start(self, spec: SandboxSpec, life: _Life) -> Box:
         if life.groups:
             try:
                 life.groups.make(spec.limits)
@@ -178,8 +195,8 @@ class ProcessDriver:
             for fd in (errors_read, errors_write):
                 if fd >= 0:
                     os.close(fd)
-        life.forwarder = await self._open_way_out(fds)
-        box = ProcessSandbox(life.id, self.isolation, life.control, life.groups, spec.env, self._bury)
+        life.ways_out = await self._open_ways_out(spec, fds)
+        box = ProcessSandbox(life.id, self.isolation, life.control, life.groups, _env(spec), self._bury)
         life.expiry = asyncio.get_running_loop().call_later(spec.ttl_s, lambda: self._bury(box))
         self._living[box] = life
         return box
@@ -217,8 +234,14 @@ class ProcessDriver:
         ]
         if self._seccomp():
             line += ["--seccomp", "4"]
-        port = spec.proxy_port if spec.network == "proxy" else 0
-        return [*line, "--", *self._init, str(port), *self._per_process_limits(spec)]
+        ports = ",".join(str(port) for port in self._ports(spec))
+        return [*line, "--", *self._init, ports, *self._per_process_limits(spec)]
+
+    def _ports(self, spec: SandboxSpec) -> list[int]:
+        """What listens inside for us: the model proxy's port, and the world's."""
+        to_proxy = [spec.proxy_port] if spec.network != "none" and self._proxy_socket else []
+        to_world = [EGRESS_PORT] if spec.network in ("allowlist", "open") else []
+        return to_proxy + to_world
 
     def _bubblewrap_program(self) -> str | dict[str, str]:
         """A wheel's copy may lie in a home that the sandbox's user cannot enter: then it is copied and shown."""
@@ -232,15 +255,23 @@ class ProcessDriver:
         data, processes = spec.limits.memory_mb << 20, spec.limits.pids
         return [f"{resource.RLIMIT_DATA}={data}", f"{resource.RLIMIT_NPROC}={processes}"]
 
-    async def _open_way_out(self, fds: list[int]) -> Forwarder | None:
-        """The listening socket that the init handed out, if the sandbox has a network."""
-        if not fds or self._proxy_socket is None:
-            for fd in fds:
-                os.close(fd)
-            return None
-        forwarder = Forwarder(self._proxy_socket)
-        await forwarder.start(socket.socket(fileno=fds[0]))
-        return forwarder
+    async def _open_ways_out(self, spec: SandboxSpec, fds: list[int]) -> list[Forwarder | Egress]:
+        """The listening sockets that the init handed out, each to where its port leads."""
+        sockets = [socket.socket(fileno=fd) for fd in fds]
+        ports = self._ports(spec)
+        if len(sockets) != len(ports):
+            raise SandboxLost(f"the sandbox opened {len(sockets)} ports instead of {len(ports)}")
+        ways: list[Forwarder | Egress] = []
+        for port, listening in zip(ports, sockets, strict=True):
+            way = self._way_out(spec, port)
+            await way.start(listening)
+            ways.append(way)
+        return ways
+
+    def _way_out(self, spec: SandboxSpec, port: int) -> Forwarder | Egress:
+        if port == EGRESS_PORT or self._proxy_socket is None:
+            return Egress(Rules(spec.network, spec.hosts))
+        return Forwarder(self._proxy_socket)
 
     def _bury(self, box: ProcessSandbox) -> "asyncio.Future[None]":
         life = self._living.pop(box, None)
@@ -254,8 +285,8 @@ class ProcessDriver:
         """Kill, wait, remove, forget, in that order: what is not gone stays recorded."""
         if life.expiry is not None:
             life.expiry.cancel()
-        if life.forwarder is not None:
-            life.forwarder.stop()
+        for way in life.ways_out:
+            way.stop()
         if life.groups is not None:
             with contextlib.suppress(OSError):  # it may never have been made
                 life.groups.kill()
@@ -333,7 +364,12 @@ def _stage_folder() -> Path:
     return folder
 
 
-def _check(spec: SandboxSpec, proxy_socket: Path | None) -> None:
+def _env(spec: SandboxSpec) -> dict[str, str]:
+    to_world = proxy_env() if spec.network in ("allowlist", "open") else {}
+    return {**to_world, **spec.env}
+
+
+def _check(spec: SandboxSpec) -> None:
     """Raises `ValueError` naming the field."""
     limits = spec.limits
     least = limits.disk_mb + _TMP_MB + _SHM_MB + _TESTS_MB + _ROOM_MB
@@ -344,8 +380,9 @@ def _check(spec: SandboxSpec, proxy_socket: Path | None) -> None:
         )
     if limits.pids < 1 or limits.disk_mb < 1 or limits.cpus <= 0:
         raise ValueError(f"limits = {limits}: pids, disk_mb and cpus must be above zero")
-    if spec.network == "proxy" and proxy_socket is None:
-        raise ValueError("network = 'proxy', but this driver was given no proxy socket")
+    check_network(spec.network, spec.hosts)
+    if spec.proxy_port == EGRESS_PORT:
+        raise ValueError(f"proxy_port = {EGRESS_PORT}: that port is the HTTP proxy's, use another")
 
 
 def _memory_folder(path: str, size_mb: int, mode: str) -> list[str]:

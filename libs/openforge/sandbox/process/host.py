@@ -37,7 +37,7 @@ _GENERATED = {
     "bash.bashrc": "",
 }
 _PROGRAM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
-_INIT_MODULES = ("_ctypes", "_socket", "select", "resource", "encodings.utf_8", "encodings.aliases")
+_INIT_MODULES = ("_ctypes", "_socket", "select", "resource", "fcntl", "encodings.utf_8", "encodings.aliases")
 INIT_FOLDER = "/run/openforge"
 
 

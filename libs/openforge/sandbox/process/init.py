@@ -21,6 +21,8 @@ import time
 
 CONTROL_FD = 3
 REFUSED = 65
+MISSING = 66
+TOO_LARGE = 67
 CANNOT_START = 126
 NOT_FOUND = 127
 
@@ -30,10 +32,15 @@ _CHUNK = 1 << 16
 _MOST_ENTRIES = 200_000
 _PR_SET_DUMPABLE = 4
 _SIGKILL = 9
+_SET_WINDOW_SIZE = 0x5414
 
 
 class Refused(Exception):
     """A path is not what was asked for; the text says which and why."""
+
+
+class TooLarge(Refused):
+    """There is more than was asked for."""
 
 
 # Frames: a list of byte strings as `total, (length, bytes)*`, numbers as 4 bytes little-endian.
@@ -110,7 +117,8 @@ def start(number: bytes, fds: list[int], work: "list[bytes]", rlimits: dict[int,
 
 def enter(fds: list[int]) -> None:
     """Own session, own kill group, the asker's pipes; first in line when memory runs out."""
-    posix.setsid()
+    if posix.getsid(0) != posix.getpid():
+        posix.setsid()
     if len(fds) > 3:
         posix.write(fds[3], b"0")
         posix.close(fds[3])
@@ -126,6 +134,33 @@ def enter(fds: list[int]) -> None:
     _signal.set_wakeup_fd(-1)
     _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
     _signal.signal(_signal.SIGPIPE, _signal.SIG_DFL)
+
+
+def start_on_terminal(slave: bytes, group: list[int], work: "list[bytes]", rlimits: dict[int, int]) -> int:
+    """As `start`, on the terminal `slave`, which becomes the command's own."""
+    pid = posix.fork()
+    if pid:
+        return pid
+    code = CANNOT_START
+    try:
+        posix.setsid()
+        fd = posix.open(slave, posix.O_RDWR)  # the first terminal that a session's leader opens is its own
+        posix.dup2(fd, 0)
+        enter([0, 0, 0, *group])
+        code = run(work, rlimits)
+    except OSError as error:
+        complain(f"{error.strerror}")
+    finally:
+        posix._exit(code)
+    return 0
+
+
+def set_size(terminal: int, rows: int, cols: int) -> None:
+    """Before the command can ask for it."""
+    import fcntl  # only sandboxes with terminals pay for it
+
+    numbers = (rows, cols, 0, 0)
+    fcntl.ioctl(terminal, _SET_WINDOW_SIZE, b"".join(number.to_bytes(2, sys.byteorder) for number in numbers))
 
 
 def complain(text: str) -> None:
@@ -181,12 +216,15 @@ def do_files(work: list[bytes]) -> int:
             unpack(work[1], follow=work[2] == b"follow")
         elif work[0] == b"pack":
             pack(work[2:], int(work[1]))
+        elif work[0] == b"list":
+            list_folder(work[1], int(work[2]))
         return 0
     except Refused as refused:
         complain(str(refused))
+        return TOO_LARGE if isinstance(refused, TooLarge) else REFUSED
     except OSError as error:
         complain(f"{shown(work[1])}: {error.strerror}")
-    return REFUSED
+        return MISSING if isinstance(error, FileNotFoundError) else REFUSED
 
 
 def shown(path: bytes) -> str:
@@ -209,8 +247,33 @@ def read_file(path: bytes, cap: int) -> None:
     while part := posix.read(fd, _CHUNK):
         left -= len(part)
         if left < 0:
-            raise Refused(f"{shown(path)}: larger than {cap} bytes")
+            raise TooLarge(f"{shown(path)}: larger than {cap} bytes")
         write_all(1, part)
+
+
+def list_folder(path: bytes, most: int) -> None:
+    """One frame for each entry: name, kind, size, time of change in nanoseconds."""
+    names = []
+    with posix.scandir(path) as entries:
+        for entry in entries:
+            names.append(entry.name)
+            if len(names) > most:
+                raise TooLarge(f"{shown(path)}: more than {most} entries")
+    folder = posix.open(path, _FOLDER_FLAGS)
+    write_all(1, b"".join(entry_of(name, folder) for name in sorted(names)))
+    posix.close(folder)
+
+
+def entry_of(name: bytes, folder: int) -> bytes:
+    try:
+        about = posix.stat(name, dir_fd=folder)
+    except OSError:  # a link to nowhere, or in a circle
+        try:
+            about = posix.stat(name, dir_fd=folder, follow_symlinks=False)
+        except OSError:  # gone meanwhile
+            return b""
+    kind = {_REGULAR: b"file", _FOLDER: b"folder", _LINK: b"link"}.get(about.st_mode & _TYPE_MASK, b"other")
+    return frame(name, kind, b"%d" % about.st_size, b"%d" % about.st_mtime_ns)
 
 
 def unpack(base: bytes, follow: bool) -> None:
@@ -317,12 +380,12 @@ class Budget:
     def spend(self, size: int) -> None:
         self.left -= size
         if self.left < 0:
-            raise Refused(f"more than {self.cap} bytes")
+            raise TooLarge(f"more than {self.cap} bytes")
 
     def count(self) -> None:
         self.entries += 1
         if self.entries > _MOST_ENTRIES:
-            raise Refused(f"more than {_MOST_ENTRIES} files")
+            raise TooLarge(f"more than {_MOST_ENTRIES} files")
 
 
 def pack_one(top: bytes, budget: Budget, opened: list[tuple[bytes, int]]) -> None:
@@ -423,6 +486,10 @@ class Init:
         op, number = request[0], request[1]
         if op == b"start":
             self.begin(number, int(request[2]), request[3:])
+        elif op == b"terminal":
+            self.begin_on_terminal(number, int(request[2]), (int(request[3]), int(request[4])), request[5:])
+        elif op == b"signal":
+            self.signal(number, int(request[2]))
         elif op == b"kill":
             self.kill_command(number)
         elif op == b"kill-all":
@@ -440,6 +507,32 @@ class Init:
         finally:
             for fd in fds:
                 posix.close(fd)
+
+    def begin_on_terminal(self, number: bytes, how_many: int, size: tuple[int, int], work: list[bytes]) -> None:
+        """The terminal is one of this sandbox; its other end is handed out."""
+        fds, self.fds = self.fds[:how_many], self.fds[how_many:]
+        try:
+            master, slave = posix.openpty()
+            fds += [master, slave]
+            set_size(master, *size)
+            pid = start_on_terminal(posix.ttyname(slave).encode(), fds[:how_many], work, self.rlimits)
+            self.running[pid] = Command(number, pid)
+            rights = master.to_bytes(4, sys.byteorder)
+            told = frame(b"terminal", number, b"%d" % pid)
+            self.control.sendmsg([told], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)])
+        except OSError:
+            self.say(b"done", number, b"%d" % CANNOT_START)
+        finally:
+            for fd in fds:
+                posix.close(fd)
+
+    def signal(self, number: bytes, which: int) -> None:
+        for command in self.running.values():
+            if command.number == number:
+                try:
+                    posix.killpg(command.pid, which)
+                except OSError:
+                    pass  # it has just ended
 
     def reap(self) -> None:
         while True:
@@ -530,8 +623,8 @@ def listen(port: int) -> "_socket.socket":
 
 
 def main() -> None:
-    """argv: the port to open for the asker (0: none), then `resource=limit` for each command."""
-    port = int(sys.argv[1])
+    """argv: the ports to open for the asker, with commas between, then `resource=limit` for each command."""
+    servers = [listen(int(port)) for port in sys.argv[1].split(",") if port]
     rlimits = {int(which): int(limit) for which, _, limit in (item.partition("=") for item in sys.argv[2:])}
     prctl(_PR_SET_DUMPABLE, 0)
     posix.set_inheritable(CONTROL_FD, False)
@@ -542,11 +635,11 @@ def main() -> None:
     _signal.signal(_signal.SIGCHLD, lambda *_: None)
     _signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     _signal.signal(_signal.SIGPIPE, _signal.SIG_IGN)
-    if port:
-        server = listen(port)
-        rights = server.fileno().to_bytes(4, sys.byteorder)
+    if servers:
+        rights = b"".join(server.fileno().to_bytes(4, sys.byteorder) for server in servers)
         control.sendmsg([frame(b"ready")], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)])
-        server.close()
+        for server in servers:
+            server.close()
     else:
         control.sendall(frame(b"ready"))
     posix.dup2(quiet, 2)

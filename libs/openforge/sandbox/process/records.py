@@ -53,7 +53,10 @@ class Records:
     def orphans(self, labels: Mapping[str, str]) -> Iterator[Record]:
         """Records with all these labels whose owner is dead."""
         for place in sorted(self._folder.glob("*.json")):
-            record = msgspec.json.decode(place.read_bytes(), type=Record)
+            try:
+                record = msgspec.json.decode(place.read_bytes(), type=Record)
+            except FileNotFoundError:  # its sandbox ended, or another owner has just cleared it away
+                continue
             if labels.items() <= record.labels.items() and not record.owner.lives():
                 yield record
 

@@ -1,4 +1,7 @@
-"""`openforge bench sandbox`: what a sandbox costs, in time and in CPU.
+"""`openforge bench sandbox`: what a sandbox costs, in time and in CPU, from the driver and over the API.
+
+`start_ms_p50` is from the wish to the end of the first command, cold; `warm_start_ms_p50` the same from a pool;
+`start_200_s` until 200 wished for at once all live; `api_exec_ms_p50` one command over HTTP on this machine.
 
 CPU is that of this process, its launcher and everything in the sandboxes, read from the kernel's accounts
 before anything is stopped; what the kernel does afterwards on its own account is not in it.
@@ -15,8 +18,14 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from openforge.sandbox.contract import Sandbox, SandboxDriver, SandboxLimits, SandboxSpec
+import httpx
+
+from openforge.sandbox.admission import Admission
+from openforge.sandbox.contract import Box, Sandbox, SandboxDriver, SandboxLimits, SandboxSpec
+from openforge.sandbox.pool import Pool
 from openforge.sandbox.process import ProcessDriver
+from openforge.sandbox_manager.api.serve import Api
+from openforge.sandbox_manager.api.settings import ApiSettings
 
 T = TypeVar("T")
 SPEC = SandboxSpec(name="bench", limits=SandboxLimits(memory_mb=192, pids=64, disk_mb=16))
@@ -28,10 +37,62 @@ async def measure(*, rounds: int = 30, many: int = 200, at_once: int = 4) -> dic
         driver = ProcessDriver(Path(folder), allow_reduced=True)
         try:
             await (await driver.create(SPEC)).stop()  # the first one pays for what all share
+            starts = {
+                "start_ms_p50": await _starts(driver.create, rounds),
+                "warm_start_ms_p50": await _warm_starts(driver, rounds),
+            }
             one_by_one = await _one_by_one(driver, rounds)
-            return {"isolation": driver.isolation, **one_by_one, **await _together(driver, many, at_once)}
+            together = await _together(driver, many, at_once)
+            api = {"api_exec_ms_p50": await _over_http(driver, rounds)}
+            return {"isolation": driver.isolation, **starts, **one_by_one, **together, **api}
         finally:
             await driver.close()
+
+
+async def _starts(create: Callable[[SandboxSpec], Awaitable[Box]], rounds: int) -> float:
+    """From the wish to the end of the first command, one after the other, milliseconds."""
+    times: list[float] = []
+    for _ in range(rounds):
+        boxes: list[Box] = []
+
+        async def first_command(boxes: list[Box] = boxes) -> None:
+            boxes.append(await create(SPEC))
+            await boxes[0].exec("true", timeout_s=10)
+
+        await _timed(times, first_command)
+        await boxes[0].stop()
+    return round(statistics.median(times), 2)
+
+
+async def _warm_starts(driver: SandboxDriver, rounds: int) -> float:
+    """As many are ready as are asked for, so that filling up again is not in it."""
+    pool = Pool(driver, Admission(at_once=4, waiting=rounds))
+    pool.keep(SPEC, rounds)
+    while pool.spare < rounds:
+        await asyncio.sleep(0.01)
+    pool.keep(SPEC, 0)
+    warm = await _starts(pool.create, rounds)
+    await pool.drain()
+    return warm
+
+
+async def _over_http(driver: SandboxDriver, rounds: int) -> float:
+    settings = ApiSettings(sandbox_api_keys=("bench-key",), sandbox_api_memory_mb=192, sandbox_api_disk_mb=16)
+    api = Api(settings, driver, labels={})
+    await api.start()
+    times: list[float] = []
+    base = f"http://127.0.0.1:{api.port}/sandboxes"
+    try:
+        async with httpx.AsyncClient(headers={"X-API-Key": "bench-key"}, timeout=60) as client:
+            sandbox = (await client.post(base, json={"image": "bench"})).json()["sandbox_id"]
+            (await client.get(f"{base}/{sandbox}/wait")).raise_for_status()
+            for _ in range(rounds):
+                body = {"command": "true", "wait": True}
+                reply = await _timed(times, lambda: client.post(f"{base}/{sandbox}/exec", json=body))  # noqa: B023
+                reply.raise_for_status()
+    finally:
+        await api.close()
+    return round(statistics.median(times), 2)
 
 
 async def _one_by_one(driver: SandboxDriver, rounds: int) -> dict[str, float]:
@@ -68,9 +129,8 @@ async def _together(driver: SandboxDriver, many: int, at_once: int) -> dict[str,
     began = time.monotonic()
     await asyncio.gather(*(box.stop() for box in boxes))
     return {
-        "many": many,
-        "many_up_s": round(up_s, 2),
-        "many_down_s": round(time.monotonic() - began, 2),
+        f"start_{many}_s": round(up_s, 2),
+        f"stop_{many}_s": round(time.monotonic() - began, 2),
         "cpu_ms_per_create": round(cpu_s / many * 1000, 1),
     }
 

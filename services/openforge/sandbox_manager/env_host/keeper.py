@@ -115,7 +115,7 @@ class EnvHost:
                 disk_mb=64,
                 cpus=float(os.cpu_count() or 1),
             ),
-            network="proxy",
+            network="proxy-only",
             binds={**shown, _SOCKET_FOLDER: str(folder)},
             labels=labels,
             ttl_s=_FOREVER_S,
