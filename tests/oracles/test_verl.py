@@ -20,7 +20,7 @@ B, T = 6, 17
 AGGREGATIONS = {
     "token_mean": "token-mean",
     "sequence_mean": "seq-mean-token-mean",
-    "constant": "seq-mean-token-sum-norm",
+    "constant": "seq-mean-token-sum",  # with a horizon of 1: what verl's "norm" divides by differs between releases
 }
 
 
@@ -114,7 +114,11 @@ LOSSES: list[tuple[dict[str, Any], str, dict[str, Any]]] = [
         {"clip_ratio_low": 3e-2, "clip_ratio_high": 4e-2},
     ),
     ({"loss": "cispo"}, "cispo", {"clip_ratio_low": 0.2, "clip_ratio_high": 0.28}),
-    ({"loss": "dppo_tv", "ratio_cap": 20.0}, "dppo_tv", {"clip_ratio_low": 0.2, "clip_ratio_high": 0.28}),
+    (
+        {"loss": "dppo_tv", "ratio_cap": 20.0},
+        "dppo_tv",
+        {"clip_ratio_low": 0.2, "clip_ratio_high": 0.28, "clip_ratio_c": 20.0},
+    ),
 ]
 
 
@@ -138,7 +142,7 @@ def test_losses_and_gradients_are_those_of_verl(
     expected.backward()
 
     algorithm = AlgorithmSection(**{**settings, "aggregation": aggregation})
-    weights = token_weights(padded.tokens, range(B), aggregation, T)  # type: ignore[arg-type]
+    weights = token_weights(padded.tokens, range(B), aggregation, 1)  # type: ignore[arg-type]
     ours = padded.new[padded.kept].clone().requires_grad_()
     tokens = LossTokens(ours, padded.old[padded.kept], advantages[padded.sequence_N, 0], padded.sequence_N)
     found = (torch.tensor(weights, dtype=torch.float64)[padded.sequence_N] * token_losses(algorithm, tokens)).sum()
