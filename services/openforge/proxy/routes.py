@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from openforge.chat import chat_completions, gemini, messages, responses
 from openforge.chat.dialect import Dialect
 
@@ -38,6 +40,13 @@ class Models:
 
 Service = Generate | Count | Models
 
+
+def listed(names: Sequence[str]) -> bytes:
+    """One answer in which clients of every dialect find their own: they ask at the same route."""
+    openai, google = (msgspec.json.decode(models(names)) for models in (chat_completions.models, gemini.models))
+    return msgspec.json.encode(openai | google)
+
+
 _SERVICES: tuple[tuple[str, re.Pattern[str], Service], ...] = (
     ("POST", re.compile(r"chat/completions"), Generate(chat_completions)),
     ("POST", re.compile(r"responses"), Generate(responses)),
@@ -46,8 +55,8 @@ _SERVICES: tuple[tuple[str, re.Pattern[str], Service], ...] = (
     ("POST", re.compile(r"messages/count_tokens"), Count(messages, messages.counted)),
     ("POST", re.compile(r"(v1beta/)?models/.+:(generateContent|streamGenerateContent)"), Generate(gemini)),
     ("POST", re.compile(r"(v1beta/)?models/.+:countTokens"), Count(gemini, gemini.counted)),
-    ("GET", re.compile(r"v1beta/models"), Models(gemini, gemini.models)),
-    ("GET", re.compile(r"models"), Models(chat_completions, chat_completions.models)),
+    ("GET", re.compile(r"v1beta/models"), Models(gemini, listed)),
+    ("GET", re.compile(r"models"), Models(chat_completions, listed)),
 )
 _SPEAKERS: tuple[tuple[re.Pattern[str], Dialect], ...] = (
     (re.compile(r"responses"), responses),

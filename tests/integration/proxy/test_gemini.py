@@ -91,10 +91,13 @@ async def test_a_chat_with_parallel_calls_and_thoughts_is_one_branch(
     assert seen[2].usage_metadata.thoughts_token_count
 
 
-async def test_counting_renders_the_prompt_that_a_call_would_have(proxy: ProxyAtWork, stub_engine: StubEngine) -> None:
+async def test_the_model_is_listed_and_counting_renders_the_prompt_that_a_call_would_have(
+    proxy: ProxyAtWork, stub_engine: StubEngine
+) -> None:
     async with client_of(proxy) as client:
         counted = await client.aio.models.count_tokens(model="m", contents="hi")
         await client.aio.models.generate_content(model="m", contents="hi")
+        assert [model.name async for model in await client.aio.models.list()] == ["models/r"]
         assert counted.total_tokens == len(stub_engine.requests[-1].token_ids)
 
 

@@ -78,13 +78,16 @@ async def test_a_conversation_with_parallel_calls_and_thinking_is_one_branch(
     assert told.usage.output_tokens == len(ids_of("Done.")) + 1
 
 
-async def test_counting_renders_the_prompt_that_a_call_would_have(proxy: ProxyAtWork, stub_engine: StubEngine) -> None:
+async def test_the_model_is_listed_and_counting_renders_the_prompt_that_a_call_would_have(
+    proxy: ProxyAtWork, stub_engine: StubEngine
+) -> None:
     stub_engine.says("<think>\nHm.\n</think>\n\nYes.")
     async with client_of(proxy) as client:
         told = await say(client, False, messages=[USER], thinking=THINKING)
         history: Any = [USER, {"role": "assistant", "content": told.content}, USER]
         counted = await client.messages.count_tokens(model="m", messages=history, tools=TOOLS)  # type: ignore[arg-type]
         again = await say(client, False, messages=history, thinking=THINKING)
+        assert [model.id async for model in client.models.list()] == ["r"]
     assert counted.input_tokens == again.usage.input_tokens == len(stub_engine.requests[-1].token_ids)
     assert len(await proxy.turns()) == 2
 
