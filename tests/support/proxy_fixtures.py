@@ -153,7 +153,7 @@ async def started_process(proxy: ProxyAtWork, tmp_path: Path) -> asyncio.subproc
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "openforge.proxy", env=env, stderr=asyncio.subprocess.DEVNULL
     )
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):  # on a busy machine the imports alone take most of a minute
         while not (health := tmp_path / "health.json").exists() or not json.loads(health.read_text())["ready"]:
             assert process.returncode is None
             await asyncio.sleep(0.05)
