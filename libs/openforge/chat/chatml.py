@@ -130,6 +130,11 @@ def _turn(message: Message) -> str:
     return f"{OPEN}{message.role}\n{thoughts}{chr(10).join(pieces)}{CLOSE}\n"
 
 
+def _lenient(schema: object) -> object:
+    """Keywords that the engine's library does not know are left out, not refused."""
+    return schema | {"x-guidance": {"lenient": True}} if isinstance(schema, dict) else schema
+
+
 def _grammar(tools: Sequence[Tool], parallel: bool, schema: bytes) -> str:
     """Calls of these tools, each as the template shows it, or an answer that matches `schema`."""
     starts = ['call ("\\n" call)*' if parallel else "call", *(["answer"] if schema else [])]
@@ -137,10 +142,10 @@ def _grammar(tools: Sequence[Tool], parallel: bool, schema: bytes) -> str:
     closing = _json("}\n" + CALLED)
     for index, tool in enumerate(tools):
         opening = _json(f'{CALL}\n{{"name": {_json(tool.name)}, "arguments": ')
-        arguments = _json({"type": "object", **tool.parameters})
+        arguments = _json(_lenient({"type": "object", **tool.parameters}))
         lines += [f"call{index}: {opening} arguments{index} {closing}", f"arguments{index}: %json {arguments}"]
     if schema:
-        lines.append(f"answer: %json {schema.decode()}")
+        lines.append(f"answer: %json {_json(_lenient(msgspec.json.decode(schema)))}")
     return "\n".join(lines) + "\n"
 
 

@@ -95,6 +95,15 @@ def test_a_schema_beside_tools_leaves_the_choice_to_the_model() -> None:
     assert renderer.guide((), ToolChoice("required"), parallel=True, schema=b"") is None
 
 
+def test_keywords_that_nobody_knows_are_left_out(guides: Guides) -> None:
+    odd = {"type": "object", "properties": {"a": {"type": "string"}}, "unevaluatedProperties": False, "x-vendor": 1}
+    tool = Tool(name="f", parameters=odd)
+    both = ChatMLHermes(byte_tokenizer()).guide([tool], ToolChoice(), parallel=True, schema=json.dumps(odd).encode())
+    assert both is not None
+    guides.make(StructuredOutputs(grammar=both.grammar), END)
+    guides.make(StructuredOutputs(json=json.dumps(odd)), END)
+
+
 @pytest.mark.parametrize(
     "wanted",
     [
