@@ -49,6 +49,7 @@ heavy: install ## the tests that need the real model or minutes each
 
 conformance: install ## every real harness through the proxy, 5 GB of downloads; writes build/conformance.json and docs/conformance.md
 	$(BIN)/openforge conformance --faults --docs docs/conformance.md $(ARGS)
+	$(BIN)/openforge conformance --real --out build/conformance-real.json
 
 conformance-fast: install ## the quick ones, with faults on the line
 	$(BIN)/openforge conformance --fast $(ARGS)

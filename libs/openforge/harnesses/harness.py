@@ -14,9 +14,10 @@ INSIDE = "/opt/harness"
 NODE = "/opt/node"
 SCRATCH = "/tmp/harness"
 """Configuration and state of the harness in the box: never in the workspace."""
+HOME = f"{SCRATCH}/home"
 
 
-SCENARIOS = ("plain", "faults")
+SCENARIOS = ("plain", "faults", "real")
 
 
 def mark(harness: str, scenario: str) -> str:

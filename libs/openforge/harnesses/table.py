@@ -5,13 +5,13 @@ box, and the key in the environment or there.
 """
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 from openforge.env.contract import CommandAgent
-from openforge.harnesses.harness import INSIDE, SCRATCH, Harness, Launch, Npm, Pip, ToolUse, UnknownHarness
+from openforge.harnesses.harness import HOME, INSIDE, SCRATCH, Harness, Launch, Npm, Pip, ToolUse, UnknownHarness
 
-_HOME = f"{SCRATCH}/home"
 _PROGRAMS = Path(__file__).parent / "programs"
 
 
@@ -38,8 +38,8 @@ def _pi(launch: Launch) -> CommandAgent:
     options = ("--model", f"of/{launch.model}", "--no-session", "--approve")
     return CommandAgent(
         argv=(_bin("pi"), "-p", *options, launch.instruction),
-        env=_own_home(PI_OFFLINE="1", PI_CODING_AGENT_DIR=f"{_HOME}/pi"),
-        files={f"{_HOME}/pi/models.json": _json({"providers": {"of": provider}})},
+        env=_own_home(PI_OFFLINE="1", PI_CODING_AGENT_DIR=f"{HOME}/pi"),
+        files={f"{HOME}/pi/models.json": _json({"providers": {"of": provider}})},
     )
 
 
@@ -53,10 +53,9 @@ def _mini(launch: Launch) -> CommandAgent:
             MSWEA_CONFIGURED="true",
             MSWEA_SILENT_STARTUP="1",
             MSWEA_COST_TRACKING="ignore_errors",
-            MSWEA_GLOBAL_CONFIG_DIR=f"{_HOME}/mini",
+            MSWEA_GLOBAL_CONFIG_DIR=f"{HOME}/mini",
             LITELLM_LOCAL_MODEL_COST_MAP="True",
         ),
-        files={f"{_HOME}/mini/.env": b""},
     )
 
 
@@ -85,7 +84,7 @@ def _opencode(launch: Launch) -> CommandAgent:
             OPENCODE_DISABLE_LSP_DOWNLOAD="1",
             OPENCODE_DISABLE_DEFAULT_PLUGINS="1",
         ),
-        files={f"{_HOME}/.config/opencode/opencode.json": _json(settings)},
+        files={f"{HOME}/.config/opencode/opencode.json": _json(settings)},
     )
 
 
@@ -110,7 +109,7 @@ def _openclaw(launch: Launch) -> CommandAgent:
         "models": {"mode": "replace", "providers": {"of": provider}},
         "agents": {"defaults": {"model": {"primary": f"of/{launch.model}"}}},
     }
-    file = f"{_HOME}/openclaw.json"
+    file = f"{HOME}/openclaw.json"
     options = ("--config", file, "--model", f"of/{launch.model}", "--cwd", "/workspace", "--timeout", "240", "--json")
     return CommandAgent(
         argv=(_bin("openclaw"), "agent", "exec", *options, launch.instruction),
@@ -155,7 +154,7 @@ def _browser_use(launch: Launch) -> CommandAgent:
         launch,
         ANONYMIZED_TELEMETRY="false",
         BROWSER_USE_CLOUD_SYNC="false",
-        BROWSER_USE_CONFIG_DIR=f"{_HOME}/browser-use",
+        BROWSER_USE_CONFIG_DIR=f"{HOME}/browser-use",
         TIMEOUT_LLM_CALL="600",
     )
 
@@ -180,8 +179,8 @@ def _codex(launch: Launch) -> CommandAgent:
     options = ("--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox")
     return CommandAgent(
         argv=(_bin("codex"), "exec", *options, launch.instruction),
-        env=_own_home(OF_KEY=launch.key, CODEX_HOME=f"{_HOME}/codex"),
-        files={f"{_HOME}/codex/config.toml": settings.encode()},
+        env=_own_home(OF_KEY=launch.key, CODEX_HOME=f"{HOME}/codex"),
+        files={f"{HOME}/codex/config.toml": settings.encode()},
     )
 
 
@@ -200,7 +199,6 @@ def _claude(launch: Launch) -> CommandAgent:
             ENABLE_TOOL_SEARCH="false",
             MAX_THINKING_TOKENS="0",
         ),
-        files={f"{_HOME}/.claude/settings.json": b"{}"},
     )
 
 
@@ -219,7 +217,7 @@ def _gemini(launch: Launch) -> CommandAgent:
             GEMINI_CLI_TRUST_WORKSPACE="true",
             GEMINI_TELEMETRY_ENABLED="false",
         ),
-        files={f"{_HOME}/.gemini/settings.json": _json(settings)},
+        files={f"{HOME}/.gemini/settings.json": _json(settings)},
     )
 
 
@@ -229,11 +227,11 @@ def _bin(program: str) -> str:
 
 def _own_home(**more: str) -> dict[str, str]:
     return {
-        "HOME": _HOME,
-        "XDG_CONFIG_HOME": f"{_HOME}/.config",
-        "XDG_DATA_HOME": f"{_HOME}/.local/share",
-        "XDG_CACHE_HOME": f"{_HOME}/.cache",
-        "XDG_STATE_HOME": f"{_HOME}/.local/state",
+        "HOME": HOME,
+        "XDG_CONFIG_HOME": f"{HOME}/.config",
+        "XDG_DATA_HOME": f"{HOME}/.local/share",
+        "XDG_CACHE_HOME": f"{HOME}/.cache",
+        "XDG_STATE_HOME": f"{HOME}/.local/state",
         **more,
     }
 
@@ -244,7 +242,7 @@ def _program(name: str, launch: Launch, **more: str) -> CommandAgent:
     return CommandAgent(
         argv=(f"{INSIDE}/bin/python", file, launch.model, launch.instruction),
         env=_own_home(OPENAI_API_KEY=launch.key, OPENAI_BASE_URL=f"{launch.base_url}/v1", **more),
-        files={file: (_PROGRAMS / name).read_bytes(), f"{_HOME}/.here": b""},
+        files={file: (_PROGRAMS / name).read_bytes()},
     )
 
 
@@ -254,6 +252,19 @@ def _json(value: Any) -> bytes:
 
 def _shell(name: str, argument: str = "command") -> Any:
     return lambda command: ToolUse(name, {argument: command})
+
+
+def _browse(prompt: str) -> str:
+    """browser-use's model answers in JSON: open the page, press its three buttons, report."""
+    steps = re.findall(r"Step(\d+) maximum", prompt)
+    step = int(steps[-1]) if steps else 1
+    actions: dict[int, Any] = {1: {"navigate": {"url": "http://127.0.0.1:8765/", "new_tab": False}}}
+    for number, button in enumerate(("first", "second", "third"), start=2):
+        found = re.findall(rf"\[(\d+)\]<button[^>]*>\s*{button}\b", prompt)
+        actions[number] = {"click": {"index": int(found[-1]) if found else 1}}
+    done = {"done": {"text": "größe ✓ 1\ntwo\nthree", "success": True, "files_to_display": []}}
+    said = {"evaluation_previous_goal": "Well.", "memory": f"Step {step}.", "next_goal": "Go on."}
+    return json.dumps({**said, "action": [actions.get(step, done)]}, ensure_ascii=False)
 
 
 _SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
@@ -285,6 +296,7 @@ ALL: tuple[Harness, ...] = (
         install=Npm(package="@openai/codex", program="codex"),
         start=_codex,
         shell=_shell("exec_command", "cmd"),
+        fast=True,
     ),
     Harness(
         name="claude-code",
@@ -293,6 +305,7 @@ ALL: tuple[Harness, ...] = (
         install=Npm(package="@anthropic-ai/claude-code", program="claude"),
         start=_claude,
         shell=_shell("Bash"),
+        fast=True,
     ),
     Harness(
         name="opencode",
@@ -313,7 +326,7 @@ ALL: tuple[Harness, ...] = (
         install=Npm(package="openclaw", program="openclaw"),
         start=_openclaw,
         shell=_shell("exec"),
-        breaks={"rewritten": 5},
+        breaks={"transient": 5},
         why="ends each prompt with a note that is gone in the next one",
         memory_mb=3072,
         disk_mb=256,
@@ -375,7 +388,8 @@ ALL: tuple[Harness, ...] = (
         install=Pip(package="browser-use", distribution="browser-use", apt={"chromium": "chromium"}),
         start=_browser_use,
         shell=_shell("bash"),
-        breaks={"rewritten": 5},
+        spoken=_browse,
+        breaks={"rewritten": 4},
         why="makes a new prompt for each step",
         memory_mb=3072,
         disk_mb=256,

@@ -13,8 +13,7 @@ from contextlib import asynccontextmanager, suppress
 
 import msgspec
 
-from openforge.bus import CAUGHT_UP, Bus, Told
-from openforge.bus.permissions import OPERATOR
+from openforge.bus import CAUGHT_UP, Bus, BusSettings, Told
 from openforge.bus.server import ServerConfig, find_binary
 from openforge.cli.finish import write_summary_and_report
 from openforge.cli.home import BusAddress, Home
@@ -49,11 +48,11 @@ class Watch(msgspec.Struct, kw_only=True):
 Dress = Callable[[Spec, Ports], Spec]
 
 
-def _as_it_is(spec: Spec, _: Ports) -> Spec:
+def as_it_is(spec: Spec, _: Ports) -> Spec:
     return spec
 
 
-async def conduct(config: RunConfig, home: Home, look: Callable[[Watch], None], dress: Dress = _as_it_is) -> Outcome:
+async def conduct(config: RunConfig, home: Home, look: Callable[[Watch], None], dress: Dress = as_it_is) -> Outcome:
     """Start or resume the run and return when it ended; `look` is called whenever something may have changed.
 
     `dress` may change how a service is started.
@@ -74,11 +73,7 @@ async def stand_by(config: RunConfig, home: Home, say: Callable[[str], None]) ->
     """Keep bus and services running until somebody stops us."""
     async with _bus_at_home(home) as (_, ports, watch, stopped):
         async with _services(config, home, ports, watch):
-            seed = home.credentials().seed(OPERATOR)
-            say(
-                f"bus {nats_url(ports)} (OPENFORGE_NATS_NKEY_SEED_FILE={seed})  "
-                f"proxy http://127.0.0.1:{ports.proxy}  run {config.run.name}; Ctrl-C stops it"
-            )
+            say(f"bus {nats_url(ports)}  proxy http://127.0.0.1:{ports.proxy}  run {config.run.name}; Ctrl-C stops it")
             while not stopped.is_set() and not watch.note:
                 await asyncio.sleep(0.5)
     if watch.note:
@@ -100,7 +95,7 @@ async def _bus_at_home(home: Home) -> AsyncIterator[tuple[Bus, Ports, Watch, asy
 
 @asynccontextmanager
 async def _services(
-    config: RunConfig, home: Home, ports: Ports, watch: Watch, dress: Dress = _as_it_is
+    config: RunConfig, home: Home, ports: Ports, watch: Watch, dress: Dress = as_it_is
 ) -> AsyncIterator[None]:
     specs = [dress(spec, ports) for spec in service_specs(config, home, ports)]
     services = Supervisor(specs, on_change=lambda _: _tell_pids(home, watch))
@@ -167,13 +162,7 @@ async def _let_go(bus: Bus, config: RunConfig) -> None:
 
 
 def _server_spec(home: Home, ports: Ports) -> Spec:
-    home.credentials().make()
-    config = ServerConfig(
-        folder=str(home.nats),
-        port=ports.nats,
-        sync=os.environ.get("OPENFORGE_NATS_SYNC", "2m"),
-        users_file=str(home.credentials().users),
-    )
+    config = ServerConfig(folder=str(home.nats), port=ports.nats, sync=os.environ.get("OPENFORGE_NATS_SYNC", "2m"))
     file = home.nats / "nats.conf"
     file.write_text(config.text())
     return Spec(
@@ -206,7 +195,8 @@ async def _running(supervisor: Supervisor, watch: Watch) -> AsyncIterator[None]:
 @asynccontextmanager
 async def _connected(home: Home, ports: Ports) -> AsyncIterator[Bus]:
     """The run's bus, its address told to other commands for the time of the block."""
-    async with Bus.connect(home.bus_settings(nats_url(ports)), name="train") as bus:
+    settings = msgspec.structs.replace(BusSettings.from_env(), url=nats_url(ports), blobs=str(home.blobs))
+    async with Bus.connect(settings, name="train") as bus:
         await bus.set_up()
         home.tell_address(BusAddress(nats_url=nats_url(ports), pid=os.getpid()))
         try:

@@ -74,7 +74,8 @@ async def bus_of(run: str | None) -> AsyncIterator[Bus]:
 
 @asynccontextmanager
 async def _connected(url: str, home: Home) -> AsyncIterator[Bus]:
-    async with Bus.connect(_patient(home.bus_settings(url)), name="cli") as bus:
+    settings = msgspec.structs.replace(BusSettings.from_env(), url=url, blobs=str(home.blobs))
+    async with Bus.connect(_patient(settings), name="cli") as bus:
         yield bus
 
 
@@ -85,9 +86,7 @@ async def _resting(home: Home) -> AsyncIterator[Bus]:
     while True:
         try:
             with home.held():
-                home.credentials().make()
-                users = str(home.credentials().users)
-                server = NatsServer(ServerConfig(folder=str(home.nats), port=free_port(), users_file=users))
+                server = NatsServer(ServerConfig(folder=str(home.nats), port=free_port()))
                 await server.start()
                 try:
                     async with _connected(server.url, home) as bus:

@@ -19,6 +19,10 @@ class Proxy:
 
     def __init__(self) -> None:
         self.requests: list[bytes] = []
+        self.killed = 0
+
+    def kill(self) -> None:
+        self.killed += 1
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
@@ -34,7 +38,7 @@ class Proxy:
 async def standing(folder: Path) -> AsyncIterator[tuple[Line, Proxy]]:
     proxy = Proxy()
     server = await asyncio.start_unix_server(proxy.serve, folder / "proxy.sock")
-    line = Line(folder / "line" / "proxy.sock", folder / "proxy.sock")
+    line = Line(folder / "line" / "proxy.sock", folder / "proxy.sock", proxy.kill)
     async with server, line.open():
         yield line, proxy
 
@@ -93,5 +97,7 @@ async def test_each_call_of_a_faulty_job_is_struck_as_planned(tmp_path: Path, mo
     assert by_fault[Fault.DROP][0] in (ANSWER[: -len(b"data: two\n\n")], b"")  # a cut may take what was under way
     assert by_fault[Fault.SLOW] == (ANSWER, 1)
     assert by_fault[Fault.TWICE] == (ANSWER, 2)
+    assert by_fault[Fault.KILL] == (b"", 1)
+    assert proxy.killed == 1
     assert (answers[-1], reached[-1]) == (ANSWER, 1)
     assert line.struck["e1"].total() == len(PLAN) + 1

@@ -1,7 +1,7 @@
 """The one way out of a sandbox: its loopback port, carried to the model proxy's UNIX socket.
 
 The listening socket was opened inside the sandbox's network and handed out, so nothing inside can be
-killed or replaced to change where it leads, and a restarted proxy is found again by path.
+killed or replaced to change where it leads. A proxy that is away for a moment is waited for.
 """
 
 import asyncio
@@ -11,6 +11,8 @@ from pathlib import Path
 
 _MOST_CONNECTIONS = 256
 _CHUNK = 1 << 16
+PATIENCE_S = 60.0
+"""How long a connection waits for a proxy that is being started again."""
 
 
 class Forwarder:
@@ -45,7 +47,7 @@ class Forwarder:
             writer.close()
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there_reader, there_writer = await asyncio.open_unix_connection(str(self._target))
+        there_reader, there_writer = await connected(self._target)
         try:
             back = asyncio.create_task(_pump(there_reader, writer))
             try:
@@ -57,6 +59,18 @@ class Forwarder:
                     await back
         finally:
             there_writer.close()
+
+
+async def connected(path: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection to the socket, as soon as somebody listens there; raises `OSError` when that takes too long."""
+    deadline = asyncio.get_running_loop().time() + PATIENCE_S
+    while True:
+        try:
+            return await asyncio.open_unix_connection(str(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            if asyncio.get_running_loop().time() > deadline:
+                raise
+            await asyncio.sleep(0.05)
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

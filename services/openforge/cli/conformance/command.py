@@ -4,7 +4,7 @@ import asyncio
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
@@ -18,7 +18,12 @@ from openforge.harnesses import ALL, CannotInstall, Harness, UnknownHarness, fin
 from openforge.models import get
 from openforge.models.smollm2 import ModelUnavailable
 
+if TYPE_CHECKING:
+    from openforge.cli.conformance.run import Host
+
 MODEL = "tiny-long"
+REAL_MODEL = "smollm2-135m"
+REAL = ("pi", "mini-swe-agent")
 TIMEOUT_S = 300.0
 
 Names = Annotated[list[str] | None, typer.Argument(help="Harnesses of the table; all where none is named.")]
@@ -28,6 +33,9 @@ def conformance(
     names: Names = None,
     fast: Annotated[bool, typer.Option("--fast", help="The subset of CI, with faults on the line.")] = False,
     faults: Annotated[bool, typer.Option("--faults", help="Break the line between harness and proxy too.")] = False,
+    real: Annotated[
+        bool, typer.Option("--real", help="SmolLM2 says what it likes: pi, mini-swe-agent, a small script.")
+    ] = False,
     show: Annotated[bool, typer.Option("--list", help="The table of harnesses, and what is installed.")] = False,
     install_only: Annotated[bool, typer.Option("--install", help="Install and run nothing.")] = False,
     out: Annotated[Path, typer.Option(help="The figures, one object a line of the table.")] = Path(
@@ -49,7 +57,10 @@ def conformance(
         broken = [why for harness in harnesses if (why := _installed(harness))]
         raise typer.Exit(1 if broken else 0)
     scenarios = ("plain", "faults") if faults or fast else ("plain",)
-    rows = _rows(harnesses, scenarios, out, timeout_s)
+    try:
+        rows = _real_rows(out, timeout_s) if real else _rows(harnesses, scenarios, out, timeout_s)
+    except (ModelUnavailable, GaveUp, Busy) as error:
+        fail(str(error))
     _write(out, rows)
     if docs is not None:
         write_page(docs, rows)
@@ -84,42 +95,43 @@ def _installed(harness: Harness) -> str:
 
 def _rows(harnesses: Sequence[Harness], scenarios: Sequence[str], out: Path, timeout_s: float) -> list[Row]:
     """A line for each harness and scenario, whatever became of it."""
-    from openforge.cli.conformance.run import Host
-
+    jobs = [(harness, scenario) for harness in harnesses for scenario in scenarios]
     broken = {harness.name: why for harness in harnesses if (why := _installed(harness))}
-    tasks = [
-        f"{harness.name}_{scenario}" for harness in harnesses if harness.name not in broken for scenario in scenarios
-    ]
-    rows = [
-        _nothing(harness, f"not installed: {broken[harness.name]}") for harness in harnesses if harness.name in broken
-    ]
+    tasks = [f"{harness.name}_{scenario}" for harness, scenario in jobs if harness.name not in broken]
+    rows: list[Row] = []
     if tasks:
-        runs = out.absolute().parent / "conformance"
-        os.environ["OPENFORGE_RUNS"] = str(runs)
-        typer.echo(f"{len(tasks)} jobs in one run, its logs in {runs}")
-        try:
-            host = Host(get(MODEL), runs, timeout_s=timeout_s)
-            rows += asyncio.run(host.run(tasks, lambda row: typer.echo(_said(row))))
-        except (ModelUnavailable, GaveUp, Busy) as error:
-            fail(str(error))
-    missing = [harness for harness in harnesses if harness.name not in {row.harness for row in rows}]
-    rows += [_nothing(harness, "its job did not begin") for harness in missing]
+        rows = asyncio.run(_host(MODEL, out).scripted(tasks, timeout_s=timeout_s))
+    told = {(row.harness, row.scenario) for row in rows}
+    rows += [
+        _nothing(harness, scenario, broken.get(harness.name, "its job did not begin"))
+        for harness, scenario in jobs
+        if (harness.name, scenario) not in told
+    ]
     order = [harness.name for harness in harnesses]
     return sorted(rows, key=lambda row: (order.index(row.harness), row.scenario != "plain"))
 
 
-def _nothing(harness: Harness, note: str) -> Row:
-    return Row(harness=harness.name, version=harness.version, dialect=harness.dialect, note=note)
+def _real_rows(out: Path, timeout_s: float) -> list[Row]:
+    """A real model does what it likes in them: nothing may crash, and what is recorded must be true."""
+    for name in REAL:
+        if why := _installed(find(name)):
+            fail(why)
+    return asyncio.run(_host(REAL_MODEL, out).real([f"{name}_real" for name in REAL], timeout_s=timeout_s))
 
 
-def _said(row: Row) -> str:
-    off = "-" if row.logprob_max_diff is None else f"{row.logprob_max_diff:.1e}"
-    figures = (
-        f"{row.harness:<15} {row.scenario:<7} {'ok' if row.ok else 'NOT OK':<7}{row.calls:>3} calls"
-        f"{row.branches:>3} branches{row.sequences:>3} sequences{row.prompt_tokens:>7} tokens"
-        f"  delivered {row.delivered_fraction:.3f}  off by {off}  {row.agent_s:.1f} s"
-    )
-    return f"{figures}  {row.note}" if row.note else figures
+def _host(model: str, out: Path) -> "Host":
+    from openforge.cli.conformance.run import Host
+
+    os.environ["OPENFORGE_RUNS"] = str(_runs(out))
+    return Host(get(model), _runs(out), typer.echo)
+
+
+def _runs(out: Path) -> Path:
+    return out.absolute().parent / "conformance"
+
+
+def _nothing(harness: Harness, scenario: str, note: str) -> Row:
+    return Row(harness=harness.name, version=harness.version, dialect=harness.dialect, scenario=scenario, note=note)
 
 
 def _write(out: Path, rows: Sequence[Row]) -> None:

@@ -7,7 +7,7 @@ one request and is counted; a request that is not struck reaches the proxy exact
 import asyncio
 import re
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from enum import StrEnum
 from pathlib import Path
@@ -15,10 +15,12 @@ from pathlib import Path
 import msgspec
 
 from openforge.harnesses.harness import mark
+from openforge.sandbox.process.forward import connected
 
 _HEAD_MOST = 1 << 20
 _CHUNK = 1 << 16
 SLOW_S = 4.0
+_AT_WORK_S = 0.02
 _MARKED = re.compile(re.escape(mark("HARNESS", "faults")).replace("HARNESS", r"\S+").encode())
 _CALL = re.compile(
     rb"POST /ep/(?P<episode>[^/. ]+)\S*?(?:/chat/completions|/responses|/messages|[gG]enerateContent)[? ]"
@@ -40,6 +42,8 @@ class Fault(StrEnum):
     """The answer's first byte is late."""
     TWICE = "sent_twice"
     """The proxy gets it twice at the same time; the harness sees one answer."""
+    KILL = "proxy_killed"
+    """The proxy is killed while it works on it."""
 
 
 PLAN = (
@@ -51,6 +55,7 @@ PLAN = (
     Fault.NONE,
     Fault.SLOW,
     Fault.TWICE,
+    Fault.KILL,
 )
 """What strikes the calls of a `faults` episode, in their order; later ones pass."""
 
@@ -65,12 +70,16 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class Line:
-    """Listens at `socket` and leads to `proxy`, both UNIX sockets. `struck` says by episode how often what happened."""
+    """Listens at `socket` and leads to `proxy`, both UNIX sockets; `kill` ends the proxy, which somebody restarts.
 
-    def __init__(self, socket: Path, proxy: Path) -> None:
+    `struck` says by episode how often what happened.
+    """
+
+    def __init__(self, socket: Path, proxy: Path, kill: Callable[[], None]) -> None:
         self.struck: dict[str, Counter[Fault]] = defaultdict(Counter)
         self._socket = socket
         self._proxy = proxy
+        self._kill = kill
         self._asides: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
@@ -120,13 +129,16 @@ class Line:
             case Fault.SLOW:
                 await asyncio.sleep(SLOW_S)
         async with self._asked(request) as answer:
+            if fault is Fault.KILL:
+                await asyncio.sleep(_AT_WORK_S)
+                self._kill()
             async for piece in _pieces(answer):
-                if fault is Fault.CUT:
+                if fault in (Fault.CUT, Fault.KILL):
                     break
                 await self._pass(piece if fault is not Fault.DROP else _half(piece), writer)
                 if fault is Fault.DROP and _has_body(piece):
                     break
-        if fault in (Fault.CUT, Fault.DROP):
+        if fault in (Fault.CUT, Fault.DROP, Fault.KILL):
             writer.transport.abort()
 
     async def _pass(self, piece: bytes, writer: asyncio.StreamWriter) -> None:
@@ -147,7 +159,7 @@ class Line:
 
     @asynccontextmanager
     async def _asked(self, request: Request) -> AsyncIterator[asyncio.StreamReader]:
-        answer, upstream = await asyncio.open_unix_connection(self._proxy)
+        answer, upstream = await connected(self._proxy)
         try:
             upstream.write(request.bytes)
             await upstream.drain()

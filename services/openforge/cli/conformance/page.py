@@ -45,10 +45,21 @@ def _line(row: Row) -> str:
 
 
 def _what_breaks(row: Row) -> str:
-    said = [
+    parts = [
         "" if row.ok else "**not ok**",
         ", ".join(f"{count} {cause}" for cause, count in row.breaks.items()),
         ", ".join(f"{tokens} tokens {reason}" for reason, tokens in row.dropped.items()),
         row.note.replace("|", "/").replace("\n", " ")[:300],
     ]
-    return "; ".join(part for part in said if part) or "-"
+    return "; ".join(part for part in parts if part) or "-"
+
+
+def said(row: Row) -> str:
+    """The line as a terminal shows it."""
+    off = "-" if row.logprob_max_diff is None else f"{row.logprob_max_diff:.1e}"
+    figures = (
+        f"{row.harness:<15} {row.scenario:<7} {'ok' if row.ok else 'NOT OK':<7}{row.calls:>3} calls"
+        f"{row.branches:>3} branches{row.sequences:>3} sequences{row.prompt_tokens:>7} tokens"
+        f"  delivered {row.delivered_fraction:.3f}  off by {off}  {row.agent_s:.1f} s"
+    )
+    return f"{figures}  {row.note}" if row.note else figures

@@ -21,11 +21,10 @@ from openforge.protos import (
     Fact,
     TrajectoryVerified,
     TurnRecorded,
-    TurnStatus,
 )
 
 TOLERANCE = 1e-3
-_EXPLAINED = {TurnStatus.ABANDONED.value, TurnStatus.ABORTED.value, "superseded", "orphaned"}
+_EXPLAINED = {"abandoned", "aborted", "orphaned", "superseded", "late"}
 
 
 class Evidence(msgspec.Struct, kw_only=True):
@@ -82,12 +81,16 @@ def gathered(facts: Sequence[Fact]) -> list[Evidence]:
 
 def row_of(evidence: Evidence, reading: Reading, weights: Path, struck: Counter[Fault]) -> Row:
     """The line for one episode; it takes a forward pass of each sequence."""
-    name, _, scenario = evidence.requested.task.task.rpartition("_")
-    harness = find(name)
+    requested = evidence.requested
+    if requested.task.env == "conformance":
+        name, _, scenario = requested.task.task.rpartition("_")
+        harness: Harness | None = find(name)
+    else:
+        harness, scenario = None, "real"
     row = Row(
-        harness=harness.name,
-        version=harness.version,
-        dialect=harness.dialect,
+        harness=harness.name if harness else requested.harness,
+        version=harness.version if harness else "-",
+        dialect=harness.dialect if harness else "chat",
         scenario=scenario,
         calls=len(evidence.turns),
         faults={fault.value: struck[fault] for fault in Fault if fault is not Fault.NONE and struck[fault]},
@@ -112,7 +115,8 @@ def row_of(evidence: Evidence, reading: Reading, weights: Path, struck: Counter[
         *reading.misread(trajectory, evidence.turns),
     ]
     row.ok = not complaints
-    row.note = "; ".join(complaints) or (harness.why if row.breaks and row.scenario == "plain" else "")
+    why = harness.why if harness and row.breaks and row.scenario == "plain" else ""
+    row.note = "; ".join(complaints) or why
     return row
 
 
@@ -123,18 +127,24 @@ def _why_none(evidence: Evidence) -> str:
     return why + tail
 
 
-def _complaints(harness: Harness, row: Row, evidence: Evidence) -> Iterator[str]:
+def _complaints(harness: Harness | None, row: Row, evidence: Evidence) -> Iterator[str]:
+    if evidence.sealed is not None and evidence.sealed.engine_failures:
+        yield f"{evidence.sealed.engine_failures} calls had no answer"
+    if row.logprob_max_diff is None or not row.logprob_max_diff <= TOLERANCE:
+        yield f"a log-prob is off by {row.logprob_max_diff}"
+    if harness is None or row.scenario == "real":
+        return
+    yield from _undone(evidence)
+    yield from _plain_complaints(harness, row) if row.scenario == "plain" else _fault_complaints(row)
+
+
+def _undone(evidence: Evidence) -> Iterator[str]:
     assert evidence.verified is not None
     assert evidence.ended is not None
     if evidence.verified.reward != 1.0:
         yield f"the job was not done ({evidence.ended.reason}, exit code {evidence.ended.exit_code})"
     elif evidence.ended.exit_code:
         yield f"it ended with exit code {evidence.ended.exit_code}"
-    if evidence.sealed is not None and evidence.sealed.engine_failures:
-        yield f"{evidence.sealed.engine_failures} calls had no answer"
-    if row.logprob_max_diff is None or not row.logprob_max_diff <= TOLERANCE:
-        yield f"a log-prob is off by {row.logprob_max_diff}"
-    yield from _plain_complaints(harness, row) if row.scenario == "plain" else _fault_complaints(row)
 
 
 def _plain_complaints(harness: Harness, row: Row) -> Iterator[str]:
