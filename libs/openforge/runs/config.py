@@ -75,9 +75,14 @@ class EnvironmentSection(_Section, frozen=True, kw_only=True):
 
 
 class PacingSection(_Section, frozen=True, kw_only=True):
-    """How work is opened. `attempts` is how often one slot is tried; `in_flight` bounds open episodes."""
+    """How work is opened. `attempts` is how often one slot is tried; `in_flight` bounds open episodes.
+
+    A batch takes every group that is ready, `groups_per_step` at least and `groups_per_step_most` at most; 0 means
+    always `groups_per_step`.
+    """
 
     groups_per_step: int = 8
+    groups_per_step_most: int = 0
     group_size: int = 8
     in_flight: int = 64
     attempts: int = 3
@@ -86,6 +91,9 @@ class PacingSection(_Section, frozen=True, kw_only=True):
     wait_timeout_s: float = 300.0
     dynamic_sampling: bool = False
     refills_per_step: int = 8
+
+    def most_groups_per_step(self) -> int:
+        return self.groups_per_step_most or self.groups_per_step
 
 
 class AlgorithmSection(_Section, frozen=True, kw_only=True):

@@ -30,6 +30,7 @@ _LEAST: dict[str, tuple[float, str]] = {
     "environment.limits.pids": (4, "a shell with a pipe needs about as many"),
     "environment.limits.disk_mb": (1, "the agent must be able to write"),
     "pacing.groups_per_step": (1, "a batch needs a group"),
+    "pacing.groups_per_step_most": (0, "0 means always pacing.groups_per_step"),
     "pacing.group_size": (2, "one reward has nothing to be compared with, so it teaches nothing; 8 is usual"),
     "pacing.in_flight": (1, "write at least pacing.group_size"),
     "pacing.attempts": (1, "1 means no second try"),
@@ -164,6 +165,11 @@ def _at_odds(config: RunConfig) -> Iterator[str]:
         yield (
             f"pacing.in_flight = {pacing.in_flight} is less than pacing.group_size = {pacing.group_size}, so no group "
             f"could ever open: write {pacing.group_size} or more"
+        )
+    if 0 < pacing.groups_per_step_most < pacing.groups_per_step:
+        yield (
+            f"pacing.groups_per_step_most = {pacing.groups_per_step_most} is less than pacing.groups_per_step = "
+            f"{pacing.groups_per_step}, the least of a batch: write more, or 0 for batches of one size"
         )
     limits = config.environment.limits
     if limits.memory_mb < limits.disk_mb + _MEMORY_BESIDE_FILES_MB:

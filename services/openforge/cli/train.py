@@ -73,12 +73,13 @@ def plan(config: RunConfig) -> str:
     """What the run would do, in words, and its complete configuration."""
     pacing, evaluation = config.pacing, config.evaluation
     per_step = pacing.groups_per_step * pacing.group_size
+    larger = f"; batches take up to {pacing.groups_per_step_most} groups" if pacing.groups_per_step_most else ""
     evaluations = [when for when, on in (("before", evaluation.before), ("after", evaluation.after)) if on]
     held_out = f"{evaluation.heldout_episodes} held-out episodes {' and '.join(evaluations)} training"
     return "\n".join(
         (
             f"run {config.run.name}: {config.run.steps} steps of {pacing.groups_per_step} groups x "
-            f"{pacing.group_size} episodes = {config.run.steps * per_step} episodes, plus refills",
+            f"{pacing.group_size} episodes = {config.run.steps * per_step} episodes, plus refills{larger}",
             f"model {config.model.path} on the {config.engine.kind} engine ({config.engine.dtype})",
             *_missing_model(config),
             f"harness {config.environment.harness} in environment {config.environment.name}, "

@@ -8,15 +8,18 @@ exceeds `max_lag`; no trajectory is trained twice; a group is taken or retired w
 trajectory of a training group is trained, retired or still held here. No clock: `decide` is told the time.
 
 The three modes. `drop` retires groups beyond the bound. `wait` holds the step until no running group
-can be overtaken beyond the bound: after the B oldest ready groups are taken, for every k = 0..max_lag at
-most k*B of the rest may be as old as base + k - max_lag; a group that blocks for too long is retired.
-`mask` takes every group and turns its tokens beyond the bound into context.
+can be overtaken beyond the bound: after the oldest ready groups are taken, for every k = 0..max_lag at
+most k batches of the rest may be as old as base + k - max_lag, and what the last step would leave behind counts
+as that old; a group that blocks for too long is retired. `mask` takes every group and turns its tokens beyond
+the bound into context. A batch is of `groups_per_step` groups, or of all that are ready up to `groups_per_step_most`.
+
+What a decision costs grows with the open groups, and looks at the members of those only that changed.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator
 from typing import Literal
 
 import msgspec
@@ -37,6 +40,11 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     dynamic_sampling: bool
     refills_per_step: int
     row_tokens: int
+    groups_per_step_most: int = 0
+
+    @property
+    def most(self) -> int:
+        return self.groups_per_step_most or self.groups_per_step
 
 
 class Train(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,6 +86,8 @@ class Done(msgspec.Struct, frozen=True, kw_only=True):
 Action = Train | Retire | Wait | Done
 
 
+FEWEST_TO_COMPARE = 2
+
 TRAINED = "trained"
 """The fate of a group that was trained; a retired group's fate is its reason."""
 
@@ -112,6 +122,16 @@ class Group(msgspec.Struct, kw_only=True):
         return min(known) if known and self.complete() else min(known | {self.start_version})
 
 
+class View(msgspec.Struct, frozen=True):
+    """A group at a glance. `oldest` and `youngest` are versions; `suspect`: it may never be trained, whatever comes."""
+
+    complete: bool
+    oldest: int
+    youngest: int
+    ordinal: int
+    suspect: bool = False
+
+
 class State(msgspec.Struct, kw_only=True):
     """All that the fold remembers. `awaited`: episodes whose fate was read before their verdict was."""
 
@@ -132,6 +152,9 @@ class Batcher:
         self.rules = rules
         self.state = state or State()
         self._blocking_since: dict[str, float] = {}
+        self._views: dict[str, View] = {}
+        self._fated: set[str] = set()
+        self._touched: set[str] = set(self.state.groups)
 
     @property
     def version(self) -> int:
@@ -169,7 +192,7 @@ class Batcher:
     def _closed(self, fact: GroupClosed) -> None:
         group = self.state.groups.get(fact.group)
         if group is not None and group.opened:
-            group.members = fact.members
+            self._group(fact.group).members = fact.members
 
     def _verified(self, header: Header) -> None:
         if header.episode in self.state.awaited:
@@ -195,13 +218,17 @@ class Batcher:
         self._settle(fact.group, self.state.fates.get(fact.group, fact.reason.value))
 
     def _group(self, name: str) -> Group:
-        return self.state.groups.setdefault(name, Group(name=name))
+        """The group, to be changed."""
+        self._touched.add(name)
+        if name not in self.state.groups:
+            self.state.groups[name] = Group(name=name)
+        return self.state.groups[name]
 
     def _take(self, episode: str, group: str | None) -> None:
         if group is None:
             self.state.awaited.add(episode)
         else:
-            del self.state.groups[group].headers[episode]
+            del self._group(group).headers[episode]
 
     def _settle(self, name: str, fate: str) -> None:
         self.state.fates[name] = fate
@@ -216,31 +243,72 @@ class Batcher:
 
     def decide(self, now: float) -> Action:
         """What to do next. Remembers only since when a group keeps a batch waiting."""
-        while (doomed := next(self._doomed(), None)) is not None:
+        while (doomed := self._doomed()) is not None:
             if doomed.headers:
                 return doomed
             self._settle(doomed.group, doomed.reason.value)
         if self.version >= self.rules.steps:
             return Done()
-        ready = sorted((group for group in self._open() if group.complete()), key=_oldest_first)
+        ready = [name for name, view in self._views.items() if view.complete]
         if len(ready) < self.rules.groups_per_step:
             return Wait(why=f"{len(ready)} of {self.rules.groups_per_step} groups ready")
+        ready.sort(key=self._oldest_first)
         if self.rules.staleness == "wait" and (action := self._hold(ready, now)) is not None:
             return action
-        return self._train(ready[: self.rules.groups_per_step])
+        return self._train([self.state.groups[name] for name in ready[: self.rules.most]])
 
-    def _open(self) -> Iterator[Group]:
-        return (group for name, group in self.state.groups.items() if group.opened and name not in self.state.fates)
+    def _oldest_first(self, name: str) -> tuple[int, int, str]:
+        view = self._views[name]
+        return (view.oldest, view.ordinal, name)
 
-    def _doomed(self) -> Iterator[Retire]:
-        for name, group in sorted(self.state.groups.items()):
-            fate = self.state.fates.get(name)
+    def _look(self) -> None:
+        """Bring the views up to date with what was touched."""
+        for name in self._touched:
+            self._views.pop(name, None)
+            self._fated.discard(name)
+            group = self.state.groups.get(name)
+            if group is not None and name in self.state.fates:
+                self._fated.add(name)
+            elif group is not None and group.opened:
+                self._views[name] = self._view(group)
+        self._touched.clear()
+
+    def _view(self, group: Group) -> View:
+        oldest = group.age_version()
+        if not group.complete():
+            return View(False, oldest, oldest, group.ordinal)
+        headers = group.trainable()
+        youngest = max((header.versions[-1].version for header in headers if header.versions), default=oldest)
+        suspect = (
+            len(headers) < FEWEST_TO_COMPARE
+            or any(header.unsound or header.longest > self.rules.row_tokens for header in headers)
+            or (self.rules.dynamic_sampling and zero_variance([header.reward for header in headers]))
+        )
+        return View(True, oldest, youngest, group.ordinal, suspect)
+
+    def _doomed(self) -> Retire | None:
+        """The first group by name that will never be trained."""
+        self._look()
+        over = self.version >= self.rules.steps
+        suspects = self._fated | (self.state.groups.keys() if over else self._suspects())
+        for name in sorted(suspects):
+            group, fate = self.state.groups[name], self.state.fates.get(name)
             if fate is not None:
-                yield self._late(group, fate)
-            elif self.version >= self.rules.steps and group.headers:
-                yield self._retire(group, RetireReason.NOT_NEEDED)
-            elif group.complete() and (doom := self._doom(group)) is not None:
-                yield doom
+                return self._late(group, fate)
+            if over and group.headers:
+                return self._retire(group, RetireReason.NOT_NEEDED)
+            if group.complete() and (doom := self._doom(group)) is not None:
+                return doom
+        return None
+
+    def _suspects(self) -> set[str]:
+        version, mask, bound = self.version, self.rules.staleness == "mask", self.version - self.rules.max_lag
+        return {
+            name
+            for name, view in self._views.items()
+            if view.complete
+            and (view.suspect or view.youngest > version or (view.youngest if mask else view.oldest) < bound)
+        }
 
     def _late(self, group: Group, fate: str) -> Retire:
         if fate == TRAINED:
@@ -263,7 +331,7 @@ class Batcher:
     def _doom(self, group: Group) -> Retire | None:
         """Why a complete group can never be trained, if so."""
         headers = group.trainable()
-        if len(headers) < 2:
+        if len(headers) < FEWEST_TO_COMPARE:
             return self._retire(
                 group, RetireReason.TOO_FEW, detail=f"{len(headers)} of {len(group.members or ())} slots have a verdict"
             )
@@ -300,9 +368,9 @@ class Batcher:
         filtered = self.state.filtered if self.state.filtered_at == self.version else set()
         return group.name in filtered or len(filtered) < self.rules.refills_per_step
 
-    def _hold(self, ready: list[Group], now: float) -> Action | None:
+    def _hold(self, ready: list[str], now: float) -> Action | None:
         """Waits for running groups that the batch would leave too little time for, each up to its time-out."""
-        blocking = self._blocking(ready[self.rules.groups_per_step :])
+        blocking = self._blocking(ready[self.rules.most :])
         self._blocking_since = {name: self._blocking_since.get(name, now) for name in blocking}
         for name, since in self._blocking_since.items():
             if now - since >= self.rules.wait_timeout_s:
@@ -312,15 +380,16 @@ class Batcher:
         until = min(self._blocking_since.values()) + self.rules.wait_timeout_s
         return Wait(why=f"groups {', '.join(blocking)} must not be overtaken", until=until)
 
-    def _blocking(self, rest: list[Group]) -> list[str]:
+    def _blocking(self, rest: list[str]) -> list[str]:
         """Running groups that fail the deadline check. Where none of them runs, waiting would not help."""
-        running = [group for group in self._open() if not group.complete()]
+        running = {name: view.oldest for name, view in self._views.items() if not view.complete}
+        ages = sorted([*(self._views[name].oldest for name in rest), *running.values()])
         blocking: dict[str, None] = {}
-        for k in range(self.rules.max_lag + 1):
-            horizon = self.version + k - self.rules.max_lag
-            old = [group for group in [*rest, *running] if group.age_version() <= horizon]
-            if len(old) > k * self.rules.groups_per_step:
-                blocking |= {group.name: None for group in running if group.age_version() <= horizon}
+        for k in range(min(self.rules.max_lag, self.rules.steps - 1 - self.version) + 1):
+            last = self.version + k >= self.rules.steps - 1
+            horizon = self.rules.steps if last else self.version + k - self.rules.max_lag
+            if bisect_right(ages, horizon) > k * self.rules.most:
+                blocking |= {name: None for name, oldest in running.items() if oldest <= horizon}
         return list(blocking)
 
     def _time_out(self, name: str, now: float) -> Action:
@@ -328,6 +397,7 @@ class Batcher:
         waited = f"{self.rules.wait_timeout_s:g} s"
         retire = self._retire(group, RetireReason.TIMED_OUT, detail=f"kept a batch waiting for {waited}")
         self.state.fates[name] = RetireReason.TIMED_OUT.value
+        self._touched.add(name)
         if retire.headers:
             return retire
         del self.state.groups[name]
@@ -353,7 +423,3 @@ class Batcher:
             loss_tokens=sum(lags.values()),
             masked_tokens=sum(counts.values()) - sum(lags.values()),
         )
-
-
-def _oldest_first(group: Group) -> tuple[int, int, str]:
-    return (group.age_version(), group.ordinal, group.name)

@@ -23,6 +23,7 @@ def training_digest(config: RunConfig) -> str:
         "model": config.model.path,
         "seed": config.run.seed,
         "groups_per_step": config.pacing.groups_per_step,
+        **({"groups_per_step_most": most} if (most := config.pacing.groups_per_step_most) else {}),
         "max_lag": config.pacing.max_lag,
         "staleness": config.pacing.staleness,
         "algorithm": msgspec.to_builtins(config.algorithm),

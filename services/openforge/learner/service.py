@@ -408,6 +408,7 @@ def rules_of(config: RunConfig) -> Rules:
         dynamic_sampling=pacing.dynamic_sampling,
         refills_per_step=pacing.refills_per_step,
         row_tokens=config.learner.row_tokens,
+        groups_per_step_most=pacing.groups_per_step_most,
     )
 
 

@@ -1,13 +1,15 @@
 """Decides what to open, what to try again and what to close; a fold of facts without clock or I/O.
 
 Promises, whatever order the kinds of facts come in and however often the scheduler restarts:
-- a training group opens only while trained, waiting and running groups are fewer than
-  (max_lag + served version + 1) * groups_per_step, and never more than steps * groups_per_step;
+- a training group opens only while waiting and running groups are fewer than the next max_lag + 1 batches after the
+  served version hold, those of them that are not trained, and never more than the steps left hold;
 - a retired or failed group is replaced by exactly one; groups retired for equal rewards by at most
   `refills_per_step` at each version;
 - no more than `in_flight` slots are open, and each has one attempt open at a time;
 - evaluation groups open only while no training group is open and their version is served;
 - the same facts give the same decisions, byte for byte; a run that rests or is over opens nothing.
+
+What a decision costs grows with what changed since the last one, not with what is open.
 """
 
 from collections.abc import Iterator
@@ -16,6 +18,7 @@ import msgspec
 
 from openforge.env.contract import HarnessKind
 from openforge.protos import (
+    EpisodeFailed,
     EpisodeLimits,
     EpisodeRequested,
     Fact,
@@ -24,10 +27,12 @@ from openforge.protos import (
     GroupOpened,
     Member,
     Purpose,
+    TrajectoryRetired,
+    TrajectoryVerified,
 )
 from openforge.runs.config import RunConfig
 from openforge.runs.load import config_of
-from openforge.runs.names import episode_of, eval_group, train_group
+from openforge.runs.names import episode_of, eval_group, group_of, train_group
 from openforge.scheduler.draw import drawn_task, sampling_seed
 from openforge.scheduler.state import Known, Slot
 
@@ -59,6 +64,13 @@ class Overdue(msgspec.Struct, frozen=True):
     age_s: float
 
 
+class View(msgspec.Struct, frozen=True):
+    """An open group at a glance: slots that are not done, and when each slot that waits for an attempt may have it."""
+
+    unfinished: int
+    requests: tuple[tuple[str, float], ...]
+
+
 class Core:
     """One run. `engines` is how many engine processes serve at the same time."""
 
@@ -68,6 +80,13 @@ class Core:
         self.catalogue: Catalogue | None = None
         self._engines = engines
         self._config: RunConfig | None = None
+        self._views: dict[str, View] = {}
+        self._closable: dict[str, None] = {}
+        self._requesting: dict[str, None] = {}
+        self._unfinished = 0
+        self._places: dict[str, int] = {group: place for place, group in enumerate(self.known.open)}
+        self._opened = len(self._places)
+        self._touched: set[str] = set(self._places)
 
     @property
     def config(self) -> RunConfig | None:
@@ -81,13 +100,64 @@ class Core:
 
     def apply(self, fact: Fact, at: float = 0.0) -> None:
         self.known.apply(fact, at)
+        match fact:
+            case GroupOpened() | GroupClosed() | TrajectoryRetired():
+                self._touch(fact.group)
+            case EpisodeRequested() | EpisodeFailed() | TrajectoryVerified():
+                self._touch(group_of(fact.episode))
+            case _:
+                pass
+
+    def _touch(self, group: str) -> None:
+        self._touched.add(group)
+        if group in self.known.open and group not in self._places:
+            self._places[group] = self._opened
+            self._opened += 1
+
+    def _look(self, config: RunConfig) -> None:
+        """Bring the views up to date with what was touched."""
+        for group in self._touched:
+            old = self._views.pop(group, None)
+            self._unfinished -= old.unfinished if old else 0
+            self._closable.pop(group, None)
+            self._requesting.pop(group, None)
+            opened = self.known.open.get(group)
+            if opened is None:
+                self._places.pop(group, None)
+                continue
+            view = self._views[group] = self._view(config, opened)
+            self._unfinished += view.unfinished
+            if not view.unfinished:
+                self._closable[group] = None
+            if view.requests:
+                self._requesting[group] = None
+        self._touched.clear()
+
+    def _view(self, config: RunConfig, opened: GroupOpened) -> View:
+        unfinished, requests = 0, []
+        for member in range(opened.size):
+            episode = episode_of(opened.group, member)
+            slot = self.known.slots.get(episode) or Slot()
+            if self._is_done(config, opened.group, slot):
+                continue
+            unfinished += 1
+            if slot.requested < 0:
+                requests.append((episode, float("-inf")))
+            elif slot.failure() is not None:
+                requests.append((episode, _retry_at(slot)))
+        return View(unfinished, tuple(requests))
+
+    def _in_order(self, groups: dict[str, None]) -> list[str]:
+        """As they were opened."""
+        return sorted(groups, key=self._places.__getitem__)
 
     def due(self, now: float) -> list[Decision]:
         """What has to be told at Unix time `now`. Empty once all of it was told and applied."""
         config, catalogue = self.config, self.catalogue
         if config is None or catalogue is None:
             return []
-        closings: list[Decision] = [*self._closings(config)]
+        self._look(config)
+        closings: list[Decision] = [*self._closings()]
         if closings or self.known.run.phase != "submitted":
             return closings
         return [*self._requests(config, catalogue, now)] or [*self._openings(config, catalogue)]
@@ -97,11 +167,8 @@ class Core:
         config = self.config
         if config is None or self.known.run.phase != "submitted":
             return None
-        times = [
-            _retry_at(slot)
-            for group, _, slot in self._slots()
-            if slot.failure() is not None and not self._is_done(config, group, slot)
-        ]
+        self._look(config)
+        times = [at for group in self._requesting for _, at in self._views[group].requests if at > float("-inf")]
         return min(times, default=None)
 
     def served_version(self) -> int | None:
@@ -112,7 +179,8 @@ class Core:
         config = self.config
         if config is None:
             return 0
-        return sum(not self._is_done(config, group, slot) for group, _, slot in self._slots())
+        self._look(config)
+        return self._unfinished
 
     def overdue(self, now: float) -> list[Overdue]:
         config = self.config
@@ -146,19 +214,18 @@ class Core:
         counted = sum(failure.reason not in _NOT_COUNTED for failure in slot.failures.values())
         return counted >= config.pacing.attempts or last.reason in _FINAL or group in self.known.gone
 
-    def _closings(self, config: RunConfig) -> Iterator[GroupClosed]:
-        for group, opened in self.known.open.items():
-            slots = [self.known.slots.get(episode_of(group, member)) for member in range(opened.size)]
-            if all(slot is not None and self._is_done(config, group, slot) for slot in slots):
-                members = (_member(episode_of(group, i), slot) for i, slot in enumerate(slots) if slot is not None)
-                yield GroupClosed(run=self.run, group=group, members=tuple(members))
+    def _closings(self) -> Iterator[GroupClosed]:
+        for group in self._in_order(self._closable):
+            episodes = [episode_of(group, member) for member in range(self.known.open[group].size)]
+            members = (_member(episode, self.known.slots[episode]) for episode in episodes)
+            yield GroupClosed(run=self.run, group=group, members=tuple(members))
 
     def _requests(self, config: RunConfig, catalogue: Catalogue, now: float) -> Iterator[EpisodeRequested]:
-        for group, episode, slot in self._slots():
-            never_tried = slot.requested < 0
-            failed = slot.failure() is not None and not self._is_done(config, group, slot) and _retry_at(slot) <= now
-            if never_tried or failed:
-                yield self._request(config, catalogue, self.known.open[group], episode, slot.requested + 1)
+        for group in self._in_order(self._requesting):
+            for episode, at in self._views[group].requests:
+                if at <= now:
+                    attempt = (self.known.slots.get(episode) or Slot()).requested + 1
+                    yield self._request(config, catalogue, self.known.open[group], episode, attempt)
 
     def _request(
         self, config: RunConfig, catalogue: Catalogue, group: GroupOpened, episode: str, attempt: int
@@ -215,9 +282,12 @@ class Core:
             yield self._open(config, catalogue, "eval", eval_group(version, ordinal), ordinal, version)
 
     def _training(self, config: RunConfig, catalogue: Catalogue, served: int) -> Iterator[GroupOpened]:
-        pacing = config.pacing
-        admitted = min(pacing.max_lag + served + 1, config.run.steps) * pacing.groups_per_step
-        allowed = admitted - self.known.live - self._held_back(config)
+        pacing, known = config.pacing, self.known
+        batches = min(pacing.max_lag + served + 1, config.run.steps) - known.trained
+        untrained = known.live - max(known.trained_groups, known.trained * pacing.groups_per_step)
+        # The next batch may be in the making, and nobody knows yet of how many groups: it counts as the least.
+        room = (batches - 1) * pacing.most_groups_per_step() + pacing.groups_per_step
+        allowed = room - untrained - self._held_back(config)
         begin = self.known.train_opened
         for ordinal in range(begin, begin + min(allowed, self._room(config, size=pacing.group_size))):
             yield self._open(config, catalogue, "train", train_group(ordinal), ordinal, served)

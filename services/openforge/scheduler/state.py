@@ -73,6 +73,7 @@ class Known(msgspec.Struct):
     evals_opened: dict[int, int] = {}
     evals_closed: dict[int, int] = {}
     trained: int = 0
+    trained_groups: int = 0
     served: list[Served] = []
 
     def encode(self) -> bytes:
@@ -98,6 +99,7 @@ class Known(msgspec.Struct):
             case TrajectoryVerified():
                 self._verified(fact)
             case BatchTrained():
+                self.trained_groups += len(fact.groups) if fact.version > self.trained else 0
                 self.trained = max(self.trained, fact.version)
                 self.same_rewards = {v: groups for v, groups in self.same_rewards.items() if v >= self.trained}
             case TrajectoryRetired():

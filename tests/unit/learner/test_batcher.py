@@ -243,6 +243,43 @@ def test_a_blocking_group_without_verdicts_times_out_too() -> None:
     assert late.reason is RetireReason.TIMED_OUT
 
 
+def test_a_batch_takes_all_that_is_ready_up_to_its_most() -> None:
+    batcher = Batcher(rules(groups_per_step=2, groups_per_step_most=4))
+    ready(batcher, 0)
+    assert isinstance(batcher.decide(0.0), Wait)
+    for ordinal in range(1, 6):
+        ready(batcher, ordinal)
+    action = batcher.decide(0.0)
+    assert isinstance(action, Train)
+    assert action.groups == tuple(name(ordinal) for ordinal in range(4))
+    batcher.apply(trained(action))
+    action = batcher.decide(0.0)
+    assert isinstance(action, Train)
+    assert action.groups == (name(4), name(5))
+
+
+def test_larger_batches_leave_more_time_to_a_running_group() -> None:
+    for most, held in ((0, True), (2, False)):
+        batcher = at(1, rules("wait", groups_per_step=1, max_lag=2, groups_per_step_most=most))
+        for ordinal in (0, 1):
+            batcher.apply(opened(ordinal, start=0))
+        ready(batcher, 2, {1: 4}, start=1)
+        assert isinstance(batcher.decide(0.0), Wait) is held
+
+
+def test_wait_leaves_nobody_behind_at_the_last_step() -> None:
+    batcher = at(9, rules("wait", groups_per_step=1, max_lag=5, groups_per_step_most=2))
+    batcher.apply(opened(0, start=9))
+    ready(batcher, 1, {9: 4}, start=9)
+    assert isinstance(batcher.decide(0.0), Wait)
+    for member in range(2):
+        batcher.apply(header(0, member, {9: 1}))
+    batcher.apply(closed(0))
+    action = batcher.decide(0.0)
+    assert isinstance(action, Train)
+    assert action.groups == (name(0), name(1))
+
+
 def test_wait_never_holds_for_groups_that_nothing_can_save() -> None:
     batcher = at(1, rules("wait", groups_per_step=1, max_lag=1))
     ready(batcher, 0, {0: 1})

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from pretend_run import PretendRun, Weather
 
 from openforge.protos import (
+    BatchTrained,
     EndReason,
     EpisodeFailed,
     EpisodeRequested,
@@ -111,6 +112,26 @@ def test_nothing_opens_before_a_version_is_served() -> None:
     assert desk.decide() == []
     desk.serve(0)
     assert groups(desk.decide()) == ["g000000", "g000001", "g000002", "g000003"]
+
+
+def test_where_batches_may_grow_as_many_more_groups_open() -> None:
+    desk = Desk(config(run__steps=9, pacing__groups_per_step_most=3))
+    desk.serve(0)
+    assert len(groups(desk.decide())) == 3 + 2
+    desk.tell(
+        BatchTrained(
+            run="r",
+            version=1,
+            base=0,
+            episodes=(),
+            groups=("g000000", "g000001", "g000002"),
+            config_digest="d",
+            lag=0,
+        )
+    )
+    assert groups(desk.decide()) == []
+    desk.serve(1)
+    assert groups(desk.decide()) == ["g000005", "g000006", "g000007"]
 
 
 def test_every_member_of_an_opened_group_is_requested_once() -> None:

@@ -42,6 +42,7 @@ def write_report(
         "STARTED": _table(
             ("task", "harness", "started", "trained", "retired", "failed or open"), story.started_and_trained()
         ),
+        "STALENESS": _table(("staleness", ""), story.staleness()),
         "LENGTHS": _table(
             ("mean sampled tokens", ""), [(name, f"{mean:.1f}") for name, mean in story.lengths().items()]
         ),

@@ -155,11 +155,37 @@ class Story(msgspec.Struct, kw_only=True):
             row[1 if episode.trained_in is not None else 2 if episode.retired else 3] += 1
         return [(task, harness, row[0], row[1], row[2], row[3]) for (task, harness), row in sorted(rows.items())]
 
+    def staleness(self) -> list[tuple[str, str]]:
+        """What the bound cost: tokens discarded and masked, the length of the discarded; the lags of the trained.
+
+        A discarded episode is a verified one of training that was retired for whatever reason.
+        """
+        verified = [e for e in self.episodes.values() if e.purpose == "train" and e.reward is not None]
+        discarded = [e.sampled_tokens for e in verified if e.retired]
+        lags = Counter[int]()
+        for step in self.steps:
+            lags.update(step.lags)
+        masked = sum(step.masked_tokens for step in self.steps)
+        mean = _mean([e.sampled_tokens for e in verified])
+        return [
+            ("tokens discarded", _share(sum(discarded), sum(e.sampled_tokens for e in verified))),
+            ("trained tokens masked", _share(masked, masked + sum(step.loss_tokens for step in self.steps))),
+            (
+                "length of the discarded over that of all",
+                f"{_mean(discarded) / mean:.2f}" if discarded and mean else "-",
+            ),
+            *((f"loss tokens at lag {lag}", _share(tokens, lags.total())) for lag, tokens in sorted(lags.items())),
+        ]
+
     def lengths(self) -> dict[str, float]:
         """Mean sampled tokens of verified and of trained training episodes: survivorship in one line."""
         verified = [e.sampled_tokens for e in self.episodes.values() if e.purpose == "train" and e.reward is not None]
         trained = [e.sampled_tokens for e in self.episodes.values() if e.trained_in is not None]
         return {"verified": _mean(verified), "trained": _mean(trained)}
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part / whole:.1%}" if whole else "-"
 
 
 def _mean(values: Iterable[float]) -> float:
