@@ -134,7 +134,8 @@ class Core:
         self._touched.clear()
 
     def _view(self, config: RunConfig, opened: GroupOpened) -> View:
-        unfinished, requests = 0, []
+        unfinished = 0
+        requests: list[tuple[str, float]] = []
         for member in range(opened.size):
             episode = episode_of(opened.group, member)
             slot = self.known.slots.get(episode) or Slot()
