@@ -13,7 +13,7 @@ from openforge.bus.follow import Follower
 from openforge.bus.link import Link
 from openforge.bus.lookup import all_on, last_on, subjects_on
 from openforge.bus.object_store import ObjectStoreBlobs
-from openforge.bus.receive import place_of, told_of
+from openforge.bus.receive import Place, payload_of, place_of, told_of
 from openforge.bus.settings import BusSettings
 from openforge.bus.snapshot import Snapshots
 from openforge.bus.tell import IN_FLIGHT, Teller
@@ -60,7 +60,16 @@ class Bus:
         """As `tell` for each, many in flight; what lies there with the same bytes is fine."""
         return await self._teller.tell_all(facts, in_flight)
 
+    async def tell_again(self, told: Iterable[tuple[str, bytes]]) -> list[int]:
+        """Store facts that were told elsewhere, each a subject and its bytes, which stay as they are."""
+        return await self._teller.tell_again(told)
+
     # -- look
+
+    async def as_told(self, kind: str, run: str) -> AsyncIterator[tuple[Place, bytes]]:
+        """The bytes of every fact of this kind now, in the order of the stream, whatever version told them."""
+        async for message in all_on(self.link, streams.stream_of(kind), streams.subjects_of(kind, run)):
+            yield place_of(message), await payload_of(message, self.blobs)
 
     async def find(self, fact: type[F], run: str, *key: str | int) -> Told[F] | None:
         """The fact with this natural key."""

@@ -25,6 +25,10 @@ class Refused(BusError):
     """The server will never take this message, whatever we wait for."""
 
 
+class Denied(BusError):
+    """The server does not let these credentials do that."""
+
+
 class AlreadyTold(BusError):
     """The natural key is taken for ever. `same` says whether what lies there equals what was to be told.
 

@@ -6,22 +6,25 @@ question that may be asked twice is asked until it is answered. Only `BusClosed`
 
 import asyncio
 import logging
+import re
 import secrets
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import msgspec
 import nats
 import nats.errors
 import nats.js.errors
+import nkeys
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 
-from openforge.bus.errors import BusClosed, BusError, NoServer, Refused
+from openforge.bus.errors import BusClosed, BusError, Denied, NoServer, Refused
 from openforge.bus.inbox import Inbox
 from openforge.bus.settings import BusSettings
 
@@ -31,6 +34,8 @@ ACK_TIMEOUT_S = 5.0
 RECONNECT_WAIT_S = 0.25
 HEADROOM = 4096  # headers share max_payload with the payload
 _OLDEST_SERVER = (2, 11)  # batched direct get
+_VIOLATION = re.compile(r'permissions violation for (publish|subscription) to "([^"]+)"')
+_SET_UP = "$js.api.stream.create."  # a service that may not make streams asks once, and then waits for them
 _FENCED = frozenset({10071, 10164})  # "wrong last sequence", with and without the number
 _BREAKS = (
     nats.errors.OutboundBufferLimitError,
@@ -72,6 +77,11 @@ _read_ack = msgspec.json.Decoder(Ack).decode
 Answer = asyncio.Future[Msg]
 
 
+class _Question(NamedTuple):
+    subject: str
+    answer: Answer
+
+
 class Backoff:
     """Pauses that double from `first_s` to `last_s`."""
 
@@ -99,7 +109,8 @@ class Link:
         self._closed = asyncio.Event()
         self._refused: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         self._inboxes: set[Inbox] = set()
-        self._waiting: dict[str, Answer] = {}
+        self._waiting: dict[str, _Question] = {}
+        self._denied: set[str] = set()
         self._deadlines: deque[tuple[float, str]] = deque()
         self._tokens = 0
         self._answers_at = ""
@@ -133,7 +144,7 @@ class Link:
         version = self.client.connected_server_version
         if (version.major, version.minor) < _OLDEST_SERVER:
             raise NoServer(f"the NATS server at {self.settings.url} is {version}: 2.11 or newer is needed")
-        self._answers_at = f"_INBOX.{self.client._nuid.next().decode()}"
+        self._answers_at = self.client.new_inbox()
         await self.client.subscribe(f"{self._answers_at}.*", cb=self._on_answer, pending_bytes_limit=0)
         self._sweeper = asyncio.create_task(self._sweep())
         self._up.set()
@@ -159,6 +170,7 @@ class Link:
             options["user_credentials"] = settings.creds
         elif settings.nkey_seed_file:
             options["nkeys_seed"] = settings.nkey_seed_file
+            options["inbox_prefix"] = inbox_of(public_key(Path(settings.nkey_seed_file).read_bytes()))
         elif settings.user:
             options |= {"user": settings.user, "password": settings.password()}
         return options
@@ -201,11 +213,25 @@ class Link:
     async def _on_error(self, error: BaseException) -> None:
         self._last_error = error
         logger.debug("bus error", extra={"fields": {"error": repr(error)}})
+        if violation := _VIOLATION.search(str(error)):
+            self._deny(*violation.groups())
+            return
         if not self.client.is_connected and self.client._transport:
             self.client._transport.close()  # nats-py leaves a connection open that failed half-way
         refused = isinstance(error, nats.errors.AuthorizationError) or "authorization" in str(error).lower()
         if refused and not self._refused.done():
             self._refused.set_result(error)
+
+    def _deny(self, act: str, subject: str) -> None:
+        """The server's word, which nats-py gives in small letters: whoever waits for that subject waits in vain."""
+        level = logging.INFO if subject.startswith(_SET_UP) else logging.WARNING
+        logger.log(level, "bus denied", extra={"fields": {"act": act, "subject": subject}})
+        self._denied.add(subject)
+        for token, question in list(self._waiting.items()):
+            if act == "subscription" or question.subject.lower() == subject:
+                self._fail(token, _denied(question.subject))
+        for inbox in self._inboxes:
+            inbox.stir()
 
     async def _on_disconnected(self) -> None:
         if self._up.is_set() and not self._closed.is_set():
@@ -215,6 +241,7 @@ class Link:
 
     async def _on_reconnected(self) -> None:
         self.epoch += 1
+        self._denied.clear()
         self._up.set()
         logger.warning("bus back", extra={"fields": {"url": self.settings.url, "epoch": self.epoch}})
         for inbox in self._inboxes:
@@ -237,7 +264,7 @@ class Link:
         self._tokens += 1
         token = f"{self._tokens:x}"
         future: Answer = asyncio.get_running_loop().create_future()
-        self._waiting[token] = future
+        self._waiting[token] = _Question(subject, future)
         self._deadlines.append((time.monotonic() + ACK_TIMEOUT_S, token))
         task = asyncio.current_task()
         cancellations = task.cancelling() if task else 0
@@ -305,9 +332,10 @@ class Link:
             raise Refused(f"no stream takes {subject}: call `await bus.set_up()` first")
 
     async def _on_answer(self, message: Msg) -> None:
-        future = self._waiting.pop(message.subject[len(self._answers_at) + 1 :], None)
-        if future is None or future.done():
+        question = self._waiting.pop(message.subject[len(self._answers_at) + 1 :], None)
+        if question is None or question.answer.done():
             return
+        future = question.answer
         if message.headers and message.headers.get("Status") == "503":
             future.set_exception(NoStream(message.subject))
             future.exception()
@@ -315,10 +343,10 @@ class Link:
             future.set_result(message)
 
     def _fail(self, token: str, error: Exception) -> None:
-        future = self._waiting.pop(token, None)
-        if future is not None and not future.done():
-            future.set_exception(error)
-            future.exception()  # seen: a teller that was cancelled meanwhile leaves nobody to look
+        question = self._waiting.pop(token, None)
+        if question is not None and not question.answer.done():
+            question.answer.set_exception(error)
+            question.answer.exception()  # seen: a teller that was cancelled meanwhile leaves nobody to look
 
     def _fail_waiting(self, error: Exception) -> None:
         for token in list(self._waiting):
@@ -373,6 +401,8 @@ class Link:
 
     async def tell_server(self, subject: str, question: Mapping[str, Any], reply: str) -> None:
         """A request whose answers come to an inbox. A break is no error: the inbox stirs then."""
+        if subject.lower() in self._denied:
+            raise _denied(subject)
         try:
             await self.client.publish(subject, msgspec.json.encode(question), reply)
         except nats.errors.ConnectionClosedError as error:
@@ -394,6 +424,20 @@ class Link:
             self._inboxes.discard(inbox)
             with suppress(nats.errors.Error, OSError):
                 await subscription.unsubscribe()
+
+
+def public_key(seed: bytes) -> str:
+    """The public half of an nkey."""
+    return str(nkeys.from_seed(bytearray(seed.strip())).public_key.decode())
+
+
+def inbox_of(key: str) -> str:
+    """Where answers to the holder of this public key come; nobody else may be let to listen there."""
+    return f"_INBOX.{key}"
+
+
+def _denied(subject: str) -> Denied:
+    return Denied(f"these credentials may not use {subject}: connect with those of the role that may (docs/bus.md)")
 
 
 class _Client(Client):  # type: ignore[misc]  # nats-py's types are not followed

@@ -4,7 +4,7 @@ Promises: what the stream's leader has acknowledged is found, also where a repli
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 
 import msgspec
 from nats.aio.msg import Msg
@@ -43,35 +43,47 @@ async def at(link: Link, stream: str, sequence: int) -> Msg | None:
 
 async def all_on(link: Link, stream: str, subjects: str, after: int = 0) -> AsyncIterator[Msg]:
     """Every message on these subjects now, in order, each once, breaks or not."""
-    last = after
     more = True
     while more:
-        await link.up()
-        async with link.inbox() as inbox:
-            question = {
-                "seq": last + 1,
-                "next_by_subj": subjects,
-                "batch": _PAGE,
-                "max_bytes": max(_PAGE_BYTES, 2 * link.client.max_payload),
-            }
-            await link.tell_server(f"$JS.API.DIRECT.GET.{stream}", question, inbox.fresh_reply())
-            while True:
-                arrived = await inbox.next(ACK_TIMEOUT_S)
-                if arrived is None:
-                    break  # a break or a lost answer: ask again from where we are
-                message = arrived[1]
-                status = status_of(message)
-                if status == "503":
-                    await asyncio.sleep(RECONNECT_WAIT_S)
-                    break
-                headers = message.headers or {}
-                if status is not None:
-                    if status not in ("204", "404"):
-                        raise BusError(f"reading {subjects}: {status} {headers.get('Description', '')}")
-                    more = status == "204" and int(headers.get("Nats-Num-Pending", 0)) > 0
-                    break
-                last = int(headers["Nats-Sequence"])
-                yield message
+        messages, more = await page(link, stream, subjects, {"seq": after + 1})
+        for message in messages:
+            after = sequence_of(message)
+            yield message
+
+
+async def page(link: Link, stream: str, subjects: str, start: Mapping[str, int | str]) -> tuple[list[Msg], bool]:
+    """The next messages on these subjects from `start` on, in order, and whether there may be more.
+
+    `start` is a `seq` or a `start_time` (RFC 3339). Leaves nothing on the server: no consumer, no acknowledgement.
+    """
+    messages: list[Msg] = []
+    await link.up()
+    async with link.inbox() as inbox:
+        question = {
+            **start,
+            "next_by_subj": subjects,
+            "batch": _PAGE,
+            "max_bytes": max(_PAGE_BYTES, 2 * link.client.max_payload),
+        }
+        await link.tell_server(f"$JS.API.DIRECT.GET.{stream}", question, inbox.fresh_reply())
+        while (arrived := await inbox.next(ACK_TIMEOUT_S)) is not None:
+            message = arrived[1]
+            status, headers = status_of(message), message.headers or {}
+            if status is None:
+                messages.append(message)
+            elif status in ("204", "404"):
+                return messages, status == "204" and int(headers.get("Nats-Num-Pending", 0)) > 0
+            elif status == "503":
+                await asyncio.sleep(RECONNECT_WAIT_S)
+                break
+            else:
+                raise BusError(f"reading {subjects}: {status} {headers.get('Description', '')}")
+    return messages, True  # a break or a lost answer: ask again from where we are
+
+
+def sequence_of(message: Msg) -> int:
+    """Where a message lies that was got directly."""
+    return int((message.headers or {})["Nats-Sequence"])
 
 
 async def subjects_on(link: Link, stream: str, subjects: str) -> dict[str, int]:

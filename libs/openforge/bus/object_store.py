@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from openforge.blobs import BlobLost, check, ref_to
+from openforge.bus.errors import BusError
 from openforge.bus.link import Ack, Link
 from openforge.bus.lookup import all_on, last_on
 from openforge.protos import BlobRef
@@ -97,7 +98,10 @@ class ObjectStoreBlobs:
                 return await self._link.publish(subject, chunk, headers)
 
         chunks = [data[at : at + CHUNK] for at in range(0, len(data), CHUNK)]
-        async with asyncio.TaskGroup() as group:
-            for index, chunk in enumerate(chunks):
-                group.create_task(put_chunk(index, chunk))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for index, chunk in enumerate(chunks):
+                    group.create_task(put_chunk(index, chunk))
+        except* BusError as failed:
+            raise failed.exceptions[0] from None
         return len(chunks)

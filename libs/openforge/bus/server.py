@@ -32,9 +32,9 @@ class ServerFailed(Exception):
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """`sync` is when JetStream syncs to disk: an interval like `2m`, or `always`, before each acknowledgement.
 
-    `users` maps names to passwords; `nkeys` are public keys that may connect. With `tls_cert` and `tls_key`
-    clients must use TLS; with `tls_ca` they must show a certificate too. Do not raise `max_payload` above
-    8 MB: what is larger goes to the blobs.
+    `users` maps names to passwords; `nkeys` are public keys that may connect and do everything; `users_file` is
+    one that `Credentials` wrote, instead of both. With `tls_cert` and `tls_key` clients must use TLS; with
+    `tls_ca` they must show a certificate too. Do not raise `max_payload` above 8 MB: what is larger goes to the blobs.
     """
 
     folder: str
@@ -44,6 +44,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_payload: str = "8MB"
     users: Mapping[str, str] = {}
     nkeys: tuple[str, ...] = ()
+    users_file: str = ""
     tls_cert: str = ""
     tls_key: str = ""
     tls_ca: str = ""
@@ -67,7 +68,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
             lines.append(f"http: {_quoted(f'{self.host}:{self.http_port}')}")
         users = [f"{{ user: {_quoted(name)}, password: {_quoted(word)} }}" for name, word in self.users.items()]
         users += [f"{{ nkey: {key} }}" for key in self.nkeys]
-        if users:
+        if self.users_file:
+            lines.append(f"authorization {{\n  include {_quoted(os.path.relpath(self.users_file, self.folder))}\n}}")
+        elif users:
             lines.append(f"authorization {{ users: [ {', '.join(users)} ] }}")
         if self.tls_cert:
             verify = f", ca_file: {_quoted(self.tls_ca)}, verify: true" if self.tls_ca else ""

@@ -4,10 +4,13 @@ Promises: `set_up` may run any number of times and from many processes at once; 
 limits changes the limits and nothing else.
 """
 
+import asyncio
+import time
+
 from nats.js import api
 from nats.js.errors import APIError, NotFoundError
 
-from openforge.bus.errors import BusError
+from openforge.bus.errors import BusError, Denied
 from openforge.bus.link import Link
 from openforge.bus.settings import StreamLimits
 from openforge.protos import KEY_BUCKET
@@ -16,6 +19,7 @@ KINDS = ("run", "group", "episode", "turn", "trajectory", "policy")
 DEAD = "DEAD"
 DEAD_SUBJECTS = "of.dead.*"
 SNAPSHOT_BUCKET = "of_snapshots"
+CURSOR_BUCKET = "of_cursors"
 BLOB_STORE = "of_blobs"
 _IN_USE = 10058  # stream name already in use with a different configuration
 
@@ -83,17 +87,37 @@ def configs(limits: StreamLimits) -> list[api.StreamConfig]:
         _fact_stream(DEAD, DEAD_SUBJECTS, limits),
         _bucket(KEY_BUCKET, limits),
         _bucket(SNAPSHOT_BUCKET, limits),
+        _bucket(CURSOR_BUCKET, limits),
         _object_store(BLOB_STORE, limits),
     ]
 
 
 async def set_up(link: Link, limits: StreamLimits) -> None:
-    for config in configs(limits):
-        await _ensure(link, config)
+    await _ensure_all(link, configs(limits))
 
 
 async def ensure_bucket(link: Link, name: str, limits: StreamLimits) -> None:
-    await _ensure(link, _bucket(name, limits))
+    await _ensure_all(link, [_bucket(name, limits)])
+
+
+async def _ensure_all(link: Link, wanted: list[api.StreamConfig]) -> None:
+    """Made, or where these credentials may not make them, waited for until somebody else has made them."""
+    try:
+        for config in wanted:
+            await _ensure(link, config)
+    except Denied:
+        await _expect(link, {str(config.name) for config in wanted})
+
+
+async def _expect(link: Link, names: set[str]) -> None:
+    deadline = time.monotonic() + link.settings.connect_timeout_s
+    while missing := names - set((await link.ask_api("STREAM.NAMES")).get("streams") or ()):
+        if time.monotonic() > deadline:
+            raise BusError(
+                f"streams {', '.join(sorted(missing))} are missing and these credentials may not make them: "
+                "run `openforge bus set-up` as operator"
+            )
+        await asyncio.sleep(0.2)
 
 
 async def _ensure(link: Link, config: api.StreamConfig) -> None:

@@ -26,11 +26,17 @@ IN_FLIGHT_BYTES = 32 << 20
 
 
 class _Telling(NamedTuple):
-    """One telling of a fact, that can be sent any number of times."""
+    """One telling of a fact, or of bytes that once were told, that can be sent any number of times."""
 
-    fact: Fact
+    fact: Fact | bytes
     subject: str
     headers: dict[str, str]
+
+    def data(self) -> bytes:
+        return self.fact if isinstance(self.fact, bytes) else self.fact.encode()
+
+    def stream(self) -> str:
+        return stream_of(self.subject.split(".", 3)[2])
 
 
 async def sealed(link: Link, blobs: Blobs, data: bytes, headers: dict[str, str]) -> bytes:
@@ -57,7 +63,7 @@ class Teller:
 
     async def tell(self, fact: Fact) -> int:
         await self._link.up()
-        telling = self._telling(fact)
+        telling = self._telling(fact, fact.subject())
         answer, _ = await self._send(telling)
         return await self._settle(telling, answer)
 
@@ -66,13 +72,19 @@ class Teller:
 
         A key that holds other bytes raises the first `AlreadyTold`, after everything sent is settled.
         """
+        return await self._tell_all((self._telling(fact, fact.subject()) for fact in facts), in_flight)
+
+    async def tell_again(self, told: Iterable[tuple[str, bytes]]) -> list[int]:
+        """As `tell_all`, for subjects and the bytes of the facts that were told on them."""
+        return await self._tell_all((self._telling(data, subject) for subject, data in told), IN_FLIGHT)
+
+    async def _tell_all(self, tellings: Iterable[_Telling], in_flight: int) -> list[int]:
         sequences: list[int] = []
         sent: deque[tuple[_Telling, Answer, int]] = deque()
         in_flight_bytes = 0
         await self._link.up()
         try:
-            for fact in facts:
-                telling = self._telling(fact)
+            for telling in tellings:
                 answer, size = await self._send(telling)
                 sent.append((telling, answer, size))
                 in_flight_bytes += size
@@ -92,12 +104,12 @@ class Teller:
             raise refused
         return sequences
 
-    def _telling(self, fact: Fact) -> _Telling:
+    def _telling(self, fact: Fact | bytes, subject: str) -> _Telling:
         # The id names this telling, not the content: whoever finds it at the subject knows that the
         # earlier try was its own, and a second telling of equal bytes is still a second telling.
         headers = {FENCE: "0", MSG_ID: f"{self._link.nonce}.{next(self._count):x}"}
         tracing.inject(headers)
-        return _Telling(fact, fact.subject(), headers)
+        return _Telling(fact, subject, headers)
 
     async def _send(self, telling: _Telling) -> tuple[Answer, int]:
         """The answer to come, and how many bytes were sent.
@@ -105,8 +117,12 @@ class Teller:
         Facts are encoded into one buffer, again for each try: fresh memory for each large fact costs more than all
         the rest of telling it.
         """
-        self._encode_into(telling.fact, self._scratch)
-        payload, encoding = seal(self._scratch, repeats=telling.fact.repeats())
+        if isinstance(telling.fact, bytes):
+            self._scratch[:] = telling.fact
+            payload, encoding = seal(self._scratch)
+        else:
+            self._encode_into(telling.fact, self._scratch)
+            payload, encoding = seal(self._scratch, repeats=telling.fact.repeats())
         if encoding:
             telling.headers[ENCODING] = encoding
         if len(payload) > self._link.max_payload:
@@ -132,7 +148,7 @@ class Teller:
 
     async def _own_sequence(self, telling: _Telling) -> int | None:
         """Where this very telling lies already; raises `AlreadyTold` where another one does."""
-        message = await last_on(self._link, stream_of(telling.fact.kind), telling.subject)
+        message = await last_on(self._link, telling.stream(), telling.subject)
         if message is None:
             return None
         place = place_of(message)
@@ -140,7 +156,7 @@ class Teller:
             return place.sequence
         try:
             existing = await told_of(message, place, self._blobs)
-            same = await payload_of(message, self._blobs) == telling.fact.encode()
+            same = await payload_of(message, self._blobs) == telling.data()
         except Undecodable as error:
             raise AlreadyTold(telling.subject, place.sequence, False, None) from error
         raise AlreadyTold(telling.subject, place.sequence, same, existing)

@@ -53,13 +53,13 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     retry_s: float
 
     def consumer(self, link: Link) -> Consumer:
-        name = f"{token('service', self.service)}-{self.fact.__name__}"
+        name = consumer_name(self.service, self.fact, self.run)
         return Consumer(
             link,
             stream_of(self.fact.kind),
-            name if self.run == "*" else f"{name}-{token('run', self.run)}",
+            name,
             {
-                "durable_name": name if self.run == "*" else f"{name}-{self.run}",
+                "durable_name": name,
                 "filter_subject": self.fact.filter_for(self.run),
                 "ack_policy": "explicit",
                 "ack_wait": int(self.ack_wait_s * _NS),
@@ -72,6 +72,12 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     def pause_s(self, deliveries: int) -> float:
         return float(min(self.retry_s * 2 ** (deliveries - 1), 60.0))
+
+
+def consumer_name(service: str, fact: type[Fact], run: str = "*") -> str:
+    """What the server calls the consumer that all workers of a service on this fact share."""
+    name = f"{token('service', service)}-{fact.__name__}"
+    return name if run == "*" else f"{name}-{token('run', run)}"
 
 
 class Worker:

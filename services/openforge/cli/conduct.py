@@ -13,7 +13,8 @@ from contextlib import asynccontextmanager, suppress
 
 import msgspec
 
-from openforge.bus import CAUGHT_UP, Bus, BusSettings, Told
+from openforge.bus import CAUGHT_UP, Bus, Told
+from openforge.bus.permissions import OPERATOR
 from openforge.bus.server import ServerConfig, find_binary
 from openforge.cli.finish import write_summary_and_report
 from openforge.cli.home import BusAddress, Home
@@ -73,7 +74,11 @@ async def stand_by(config: RunConfig, home: Home, say: Callable[[str], None]) ->
     """Keep bus and services running until somebody stops us."""
     async with _bus_at_home(home) as (_, ports, watch, stopped):
         async with _services(config, home, ports, watch):
-            say(f"bus {nats_url(ports)}  proxy http://127.0.0.1:{ports.proxy}  run {config.run.name}; Ctrl-C stops it")
+            seed = home.credentials().seed(OPERATOR)
+            say(
+                f"bus {nats_url(ports)} (OPENFORGE_NATS_NKEY_SEED_FILE={seed})  "
+                f"proxy http://127.0.0.1:{ports.proxy}  run {config.run.name}; Ctrl-C stops it"
+            )
             while not stopped.is_set() and not watch.note:
                 await asyncio.sleep(0.5)
     if watch.note:
@@ -162,7 +167,13 @@ async def _let_go(bus: Bus, config: RunConfig) -> None:
 
 
 def _server_spec(home: Home, ports: Ports) -> Spec:
-    config = ServerConfig(folder=str(home.nats), port=ports.nats, sync=os.environ.get("OPENFORGE_NATS_SYNC", "2m"))
+    home.credentials().make()
+    config = ServerConfig(
+        folder=str(home.nats),
+        port=ports.nats,
+        sync=os.environ.get("OPENFORGE_NATS_SYNC", "2m"),
+        users_file=str(home.credentials().users),
+    )
     file = home.nats / "nats.conf"
     file.write_text(config.text())
     return Spec(
@@ -195,8 +206,7 @@ async def _running(supervisor: Supervisor, watch: Watch) -> AsyncIterator[None]:
 @asynccontextmanager
 async def _connected(home: Home, ports: Ports) -> AsyncIterator[Bus]:
     """The run's bus, its address told to other commands for the time of the block."""
-    settings = msgspec.structs.replace(BusSettings.from_env(), url=nats_url(ports), blobs=str(home.blobs))
-    async with Bus.connect(settings, name="train") as bus:
+    async with Bus.connect(home.bus_settings(nats_url(ports)), name="train") as bus:
         await bus.set_up()
         home.tell_address(BusAddress(nats_url=nats_url(ports), pid=os.getpid()))
         try:

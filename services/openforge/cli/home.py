@@ -13,6 +13,10 @@ from pathlib import Path
 
 import msgspec
 
+from openforge.bus import BusSettings
+from openforge.bus.credentials import Credentials
+from openforge.bus.permissions import OPERATOR
+
 
 class Busy(Exception):
     """Another supervisor holds the run."""
@@ -35,6 +39,11 @@ class Home:
     @property
     def nats(self) -> Path:
         return self.root / "nats"
+
+    @property
+    def keys(self) -> Path:
+        """Credentials of the run's own bus, for its owner only."""
+        return self.root / "keys"
 
     @property
     def blobs(self) -> Path:
@@ -61,6 +70,16 @@ class Home:
         """A short path, since a UNIX socket's is limited to about 100 bytes."""
         short = hashlib.sha256(str(self.root).encode()).hexdigest()[:8]
         return Path(tempfile.gettempdir()) / f"openforge-{short}"
+
+    def credentials(self) -> Credentials:
+        """Of the run's own server: one seed for each service, for the owner of the folder only."""
+        return Credentials(self.keys, run=self.run)
+
+    def bus_settings(self, url: str) -> BusSettings:
+        """How the owner reaches the run's own server at `url`. One that an older version started lets everybody in."""
+        seed = self.credentials().seed(OPERATOR)
+        settings = msgspec.structs.replace(BusSettings.from_env(), url=url, blobs=str(self.blobs))
+        return msgspec.structs.replace(settings, nkey_seed_file=str(seed), creds="") if seed.exists() else settings
 
     def make(self) -> None:
         for folder in (self.nats, self.blobs, self.logs, self.health, self.sockets):

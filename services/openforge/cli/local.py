@@ -1,6 +1,7 @@
 """The six services of a run on this machine, as processes: their arguments, environment, files.
 
-Promises: nothing listens but on loopback; ports are chosen once and kept over restarts.
+Promises: nothing listens but on loopback; ports are chosen once and kept over restarts; each service has its own
+credentials on the run's bus.
 """
 
 import os
@@ -33,6 +34,7 @@ def service_specs(config: RunConfig, home: Home, ports: Ports) -> Iterator[Spec]
     common = dict(os.environ) | {
         "OPENFORGE_RUN": config.run.name,
         "OPENFORGE_NATS_URL": nats_url(ports),
+        "OPENFORGE_NATS_CREDS": "",
         "OPENFORGE_HOME": str(home.root),
         "OPENFORGE_SOCKETS": str(home.sockets),
         "OPENFORGE_ENGINE_URL": f"http://127.0.0.1:{ports.engine}",
@@ -47,10 +49,15 @@ def service_specs(config: RunConfig, home: Home, ports: Ports) -> Iterator[Spec]
     threads = {"engine": config.engine.threads, "learner": config.learner.threads}
     for service in SERVICES:
         health = home.health / f"{service}.json"
+        own = {
+            "OPENFORGE_NATS_NKEY_SEED_FILE": str(home.credentials().seed(service)),
+            "OPENFORGE_HEALTH_FILE": str(health),
+            "OMP_NUM_THREADS": str(threads.get(service, 1)),
+        }
         yield Spec(
             name=service,
             argv=service_argv(service),
-            env=common | {"OPENFORGE_HEALTH_FILE": str(health), "OMP_NUM_THREADS": str(threads.get(service, 1))},
+            env=common | own,
             log=home.logs / f"{service}.log",
             health=health,
         )

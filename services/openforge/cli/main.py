@@ -4,7 +4,9 @@ import typer
 
 from openforge.cli import (
     bench_command,
+    bus_command,
     env_command,
+    export_command,
     ledger,
     model,
     protos,
@@ -35,11 +37,14 @@ app.command()(status.status)
 app.command()(tail.tail)
 app.command()(ledger.ledger)
 app.command()(report_command.report)
+app.command()(export_command.export)
+app.command("import")(export_command.import_)
 app.add_typer(model.app, name="model")
 app.add_typer(env_command.app, name="env")
 app.add_typer(sandbox_command.app, name="sandbox")
 app.command(context_settings=bench_command.PASSED_ON)(bench_command.bench)
 app.command()(conformance_command.conformance)
+app.add_typer(bus_command.app, name="bus")
 app.add_typer(protos.app, name="protos")
 
 

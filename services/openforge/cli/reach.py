@@ -74,8 +74,7 @@ async def bus_of(run: str | None) -> AsyncIterator[Bus]:
 
 @asynccontextmanager
 async def _connected(url: str, home: Home) -> AsyncIterator[Bus]:
-    settings = msgspec.structs.replace(BusSettings.from_env(), url=url, blobs=str(home.blobs))
-    async with Bus.connect(_patient(settings), name="cli") as bus:
+    async with Bus.connect(_patient(home.bus_settings(url)), name="cli") as bus:
         yield bus
 
 
@@ -86,7 +85,9 @@ async def _resting(home: Home) -> AsyncIterator[Bus]:
     while True:
         try:
             with home.held():
-                server = NatsServer(ServerConfig(folder=str(home.nats), port=free_port()))
+                home.credentials().make()
+                users = str(home.credentials().users)
+                server = NatsServer(ServerConfig(folder=str(home.nats), port=free_port(), users_file=users))
                 await server.start()
                 try:
                     async with _connected(server.url, home) as bus:
