@@ -6,7 +6,6 @@ The page shows three lines, one for each button that was pressed; what the agent
 import asyncio
 import http.server
 import os
-import shutil
 import sys
 import threading
 from pathlib import Path
@@ -39,10 +38,11 @@ async def work(model: str, instruction: str) -> str:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     profile = BrowserProfile(
         headless=True,
-        executable_path=shutil.which("chromium"),
+        executable_path="/usr/lib/chromium/chromium",  # Debian's wrapper reads a folder of /etc that boxes do not have
+        args=["--disable-dev-shm-usage"],
         chromium_sandbox=False,
         enable_default_extensions=False,
-        user_data_dir="/tmp/harness/profile",
+        user_data_dir="/workspace/.browser",  # more than /tmp holds
     )
     llm = ChatOpenAI(model=model, base_url=os.environ["OPENAI_BASE_URL"], api_key=os.environ["OPENAI_API_KEY"])
     task = f"{instruction}\nThe notes are the page http://127.0.0.1:8765/ : press its buttons, then report the lines."
