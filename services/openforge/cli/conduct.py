@@ -17,8 +17,8 @@ from openforge.bus import CAUGHT_UP, Bus, Told
 from openforge.bus.permissions import OPERATOR
 from openforge.bus.server import ServerConfig, find_binary
 from openforge.cli.finish import write_summary_and_report
-from openforge.cli.home import BusAddress, Home
-from openforge.cli.local import Ports, nats_url, service_specs
+from openforge.cli.home import Home
+from openforge.cli.local import Ports, address, nats_url, service_specs
 from openforge.cli.supervise import GaveUp, Spec, Supervised, Supervisor
 from openforge.protos import EpisodeSealed, EpisodeStarted, StopReason
 from openforge.runs import RunConfig, stop_run, submit
@@ -208,7 +208,7 @@ async def _connected(home: Home, ports: Ports) -> AsyncIterator[Bus]:
     """The run's bus, its address told to other commands for the time of the block."""
     async with Bus.connect(home.bus_settings(nats_url(ports)), name="train") as bus:
         await bus.set_up()
-        home.tell_address(BusAddress(nats_url=nats_url(ports), pid=os.getpid()))
+        home.tell_address(address(ports))
         try:
             yield bus
         finally:

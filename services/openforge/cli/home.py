@@ -23,10 +23,12 @@ class Busy(Exception):
 
 
 class BusAddress(msgspec.Struct, frozen=True, kw_only=True):
-    """How to reach the bus of a running run: `pid` is its supervisor."""
+    """How to reach the bus of a running run, its engine and its proxy: `pid` is its supervisor."""
 
     nats_url: str
     pid: int
+    engine_url: str = ""
+    proxy_url: str = ""
 
 
 class Home:

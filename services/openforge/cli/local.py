@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from openforge.cli.home import Home
+from openforge.cli.home import BusAddress, Home
 from openforge.cli.supervise import Spec, service_argv
 from openforge.runs import RunConfig
 
@@ -37,8 +37,8 @@ def service_specs(config: RunConfig, home: Home, ports: Ports) -> Iterator[Spec]
         "OPENFORGE_NATS_CREDS": "",
         "OPENFORGE_HOME": str(home.root),
         "OPENFORGE_SOCKETS": str(home.sockets),
-        "OPENFORGE_ENGINE_URL": f"http://127.0.0.1:{ports.engine}",
-        "OPENFORGE_PROXY_URL": f"http://127.0.0.1:{ports.proxy}",
+        "OPENFORGE_ENGINE_URL": address(ports).engine_url,
+        "OPENFORGE_PROXY_URL": address(ports).proxy_url,
         "OPENFORGE_BLOBS": str(home.blobs),
         "OPENFORGE_DIE_WITH_PARENT": "1",
         # Waiting threads must not spin: engine, learner and sandboxes share the cores.
@@ -65,6 +65,16 @@ def service_specs(config: RunConfig, home: Home, ports: Ports) -> Iterator[Spec]
 
 def nats_url(ports: Ports) -> str:
     return f"nats://127.0.0.1:{ports.nats}"
+
+
+def address(ports: Ports) -> BusAddress:
+    """Where this supervisor's run is reached."""
+    return BusAddress(
+        nats_url=nats_url(ports),
+        pid=os.getpid(),
+        engine_url=f"http://127.0.0.1:{ports.engine}",
+        proxy_url=f"http://127.0.0.1:{ports.proxy}",
+    )
 
 
 def _bound() -> socket.socket:

@@ -5,6 +5,7 @@ import typer
 from openforge.cli import (
     bench_command,
     bus_command,
+    doctor_command,
     env_command,
     export_command,
     ledger,
@@ -34,6 +35,7 @@ app.command()(stop.stop)
 app.command()(stop.pause)
 app.command()(stop.resume)
 app.command()(status.status)
+app.command()(doctor_command.doctor)
 app.command()(tail.tail)
 app.command()(ledger.ledger)
 app.command()(report_command.report)

