@@ -71,7 +71,8 @@ class Harness(msgspec.Struct, frozen=True, kw_only=True):
     `shell` turns a command into a call of the harness's own tool, `finish` is the call by which its agent ends where
     a plain last word does not. `spoken` is for a harness without tools: from the text of its prompt to the model's
     reply. `breaks` are the branches that it is known to begin beside the first, by cause, in a
-    run of our script; anything else is news. `memory_mb` and `disk_mb` are what its sandbox needs.
+    run of our script; anything else is news. `fatal` names the faults of the line
+    at which it gives up by its own decision. `memory_mb` and `disk_mb` are what its sandbox needs.
     """
 
     name: str
@@ -84,6 +85,7 @@ class Harness(msgspec.Struct, frozen=True, kw_only=True):
     spoken: Callable[[str], str] | None = None
     breaks: Mapping[str, int] = {}
     why: str = ""
+    fatal: frozenset[str] = frozenset()
     memory_mb: int = 1024
     disk_mb: int = 128
     fast: bool = False

@@ -255,13 +255,14 @@ def _shell(name: str, argument: str = "command") -> Any:
 
 
 def _browse(prompt: str) -> str:
-    """browser-use's model answers in JSON: open the page, press its three buttons, report."""
+    """browser-use's model answers in JSON: open the page, press its three buttons, wait, report."""
     steps = re.findall(r"Step(\d+) maximum", prompt)
     step = int(steps[-1]) if steps else 1
     actions: dict[int, Any] = {1: {"navigate": {"url": "http://127.0.0.1:8765/", "new_tab": False}}}
     for number, button in enumerate(("first", "second", "third"), start=2):
         found = re.findall(rf"\[(\d+)\]<button[^>]*>\s*{button}\b", prompt)
         actions[number] = {"click": {"index": int(found[-1]) if found else 1}}
+    actions[5] = {"wait": {"seconds": 1}}
     done = {"done": {"text": "größe ✓ 1\ntwo\nthree", "success": True, "files_to_display": []}}
     said = {"evaluation_previous_goal": "Well.", "memory": f"Step {step}.", "next_goal": "Go on."}
     return json.dumps({**said, "action": [actions.get(step, done)]}, ensure_ascii=False)
@@ -340,6 +341,7 @@ ALL: tuple[Harness, ...] = (
         shell=lambda command: ToolUse(
             "run_shell_command", {"command": command, "is_background": False, "description": "Runs a command"}
         ),
+        fatal=frozenset({"cut_in_answer"}),
         memory_mb=3584,
         disk_mb=256,
     ),
@@ -389,7 +391,7 @@ ALL: tuple[Harness, ...] = (
         start=_browser_use,
         shell=_shell("bash"),
         spoken=_browse,
-        breaks={"rewritten": 4},
+        breaks={"rewritten": 5},
         why="makes a new prompt for each step",
         memory_mb=3072,
         disk_mb=256,

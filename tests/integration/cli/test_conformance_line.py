@@ -9,6 +9,7 @@ import pytest
 
 from openforge.cli.conformance import line as lines
 from openforge.cli.conformance.line import PLAN, Fault, Line
+from openforge.harnesses import find
 from openforge.harnesses.harness import mark
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\ndata: one\n\ndata: two\n\n"
@@ -101,3 +102,8 @@ async def test_each_call_of_a_faulty_job_is_struck_as_planned(tmp_path: Path, mo
     assert proxy.killed == 1
     assert (answers[-1], reached[-1]) == (ANSWER, 1)
     assert line.struck["e1"].total() == len(PLAN) + 1
+
+
+def test_a_harness_is_not_struck_by_what_it_gives_up_at() -> None:
+    assert Fault.DROP in lines.plan_for(find("pi"))
+    assert Fault.DROP not in lines.plan_for(find("qwen-code"))

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from openforge.harnesses import Harness, find
 from openforge.harnesses.harness import mark
 from openforge.sandbox.process.forward import connected
 
@@ -21,7 +22,7 @@ _HEAD_MOST = 1 << 20
 _CHUNK = 1 << 16
 SLOW_S = 4.0
 _AT_WORK_S = 0.02
-_MARKED = re.compile(re.escape(mark("HARNESS", "faults")).replace("HARNESS", r"\S+").encode())
+_MARKED = re.compile(re.escape(mark("HARNESS", "faults")).replace("HARNESS", r"(\S+)").encode())
 _CALL = re.compile(
     rb"POST /ep/(?P<episode>[^/. ]+)\S*?(?:/chat/completions|/responses|/messages|[gG]enerateContent)[? ]"
 )
@@ -58,6 +59,11 @@ PLAN = (
     Fault.KILL,
 )
 """What strikes the calls of a `faults` episode, in their order; later ones pass."""
+
+
+def plan_for(harness: Harness) -> tuple[Fault, ...]:
+    """The plan without what the harness does not survive by its own decision."""
+    return tuple(fault for fault in PLAN if fault.value not in harness.fatal)
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -109,12 +115,12 @@ class Line:
                 await writer.wait_closed()
 
     def _fault(self, request: Request) -> Fault:
-        found = _CALL.match(request.head)
-        if found is None or not _MARKED.search(request.body):
+        found, marked = _CALL.match(request.head), _MARKED.search(request.body)
+        if found is None or marked is None:
             return Fault.NONE
         struck = self.struck[found["episode"].decode()]
-        number = struck.total()
-        fault = PLAN[number] if number < len(PLAN) else Fault.NONE
+        plan = plan_for(find(marked[1].decode()))
+        fault = plan[struck.total()] if struck.total() < len(plan) else Fault.NONE
         struck[fault] += 1
         return fault
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from openforge.cli.conformance.line import Fault
+from openforge.cli.conformance.line import Fault, plan_for
 from openforge.cli.conformance.truth import Reading, unaccounted, worst_difference
 from openforge.harnesses import Harness, find
 from openforge.protos import (
@@ -115,9 +115,17 @@ def row_of(evidence: Evidence, reading: Reading, weights: Path, struck: Counter[
         *reading.misread(trajectory, evidence.turns),
     ]
     row.ok = not complaints
-    why = harness.why if harness and row.breaks and row.scenario == "plain" else ""
-    row.note = "; ".join(complaints) or why
+    row.note = "; ".join(complaints) or _known(harness, row)
     return row
+
+
+def _known(harness: Harness | None, row: Row) -> str:
+    """What the table of harnesses says of this one."""
+    if harness is None or row.scenario == "real":
+        return ""
+    if row.scenario == "plain":
+        return harness.why if row.breaks else ""
+    return f"not struck by {', '.join(sorted(harness.fatal))}, at which it gives up" if harness.fatal else ""
 
 
 def _why_none(evidence: Evidence) -> str:
@@ -135,7 +143,7 @@ def _complaints(harness: Harness | None, row: Row, evidence: Evidence) -> Iterat
     if harness is None or row.scenario == "real":
         return
     yield from _undone(evidence)
-    yield from _plain_complaints(harness, row) if row.scenario == "plain" else _fault_complaints(row)
+    yield from _plain_complaints(harness, row) if row.scenario == "plain" else _fault_complaints(harness, row)
 
 
 def _undone(evidence: Evidence) -> Iterator[str]:
@@ -156,8 +164,9 @@ def _plain_complaints(harness: Harness, row: Row) -> Iterator[str]:
         yield f"breaks {row.breaks}, known are {dict(harness.breaks)}"
 
 
-def _fault_complaints(row: Row) -> Iterator[str]:
+def _fault_complaints(harness: Harness, row: Row) -> Iterator[str]:
     if unexplained := set(row.dropped) - _EXPLAINED:
         yield f"tokens were dropped as {', '.join(sorted(unexplained))}"
-    if missed := [fault.value for fault in Fault if fault is not Fault.NONE and fault.value not in row.faults]:
+    planned = {fault.value for fault in plan_for(harness)} - {Fault.NONE.value}
+    if missed := sorted(planned - set(row.faults)):
         yield f"never struck by {', '.join(missed)}"
