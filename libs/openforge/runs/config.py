@@ -180,11 +180,20 @@ class LearnerSection(_Section, frozen=True, kw_only=True):
 
 
 class EvaluationSection(_Section, frozen=True, kw_only=True):
-    """Held-out episodes before the first and after the last step, at the run's own sampling."""
+    """Held-out episodes before the first and after the last step, at the run's own sampling.
+
+    `heldout_episodes` tasks are drawn, each tried `trials` times. `openforge eval` compares `harnesses`, the run's own
+    where empty, and reports pass@k and pass^k for each of `k`, for 1 and `trials` where empty. `harness_options` are
+    `environment.options` of the harnesses named there.
+    """
 
     heldout_episodes: int = 0
     before: bool = True
     after: bool = True
+    trials: int = 1
+    harnesses: tuple[str, ...] = ()
+    k: tuple[int, ...] = ()
+    harness_options: dict[str, dict[str, str | int | float | bool | tuple[str, ...]]] = {}
 
 
 class RunConfig(_Section, frozen=True, kw_only=True):

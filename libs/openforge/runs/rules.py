@@ -56,6 +56,7 @@ _LEAST: dict[str, tuple[float, str]] = {
     "learner.checkpoint_every": (1, "1 saves after every step"),
     "learner.keep_checkpoints": (1, "the newest must stay"),
     "evaluation.heldout_episodes": (0, "0 evaluates nothing"),
+    "evaluation.trials": (1, "1 tries each task once"),
 }
 
 # What a sandbox needs beside its files: its own small file systems, and room for a shell and an interpreter.
@@ -115,8 +116,12 @@ def environment_problems(config: RunConfig) -> list[str]:
     except (NoSuchEnvironment, BadEnvironment) as error:
         return [f"environment.name = {shown(asked.name)} cannot be used: {error}"]
     problems = []
-    if asked.harness not in module.HARNESSES:
-        problems.append(_not_among("environment.harness", asked.harness, list(module.HARNESSES)))
+    named = [
+        ("environment.harness", asked.harness),
+        *(("evaluation.harnesses", h) for h in config.evaluation.harnesses),
+    ]
+    known_harnesses = list(module.HARNESSES)
+    problems += [_not_among(path, name, known_harnesses) for path, name in named if name not in known_harnesses]
     known = [template.id for template in module.tasks()]
     problems += [_not_among("environment.tasks", task, known) for task in asked.tasks if task not in known]
     return problems
@@ -171,6 +176,7 @@ def _at_odds(config: RunConfig) -> Iterator[str]:
             f"pacing.groups_per_step_most = {pacing.groups_per_step_most} is less than pacing.groups_per_step = "
             f"{pacing.groups_per_step}, the least of a batch: write more, or 0 for batches of one size"
         )
+    yield from _at_odds_in_evaluation(config)
     limits = config.environment.limits
     if limits.memory_mb < limits.disk_mb + _MEMORY_BESIDE_FILES_MB:
         yield (
@@ -187,13 +193,34 @@ def _at_odds(config: RunConfig) -> Iterator[str]:
             "run.steps = 0 and evaluation.heldout_episodes = 0: the run would do nothing; "
             "write steps to train, or held-out episodes to evaluate"
         )
-    if evaluation.heldout_episodes > 0 and not (evaluation.before or evaluation.after):
-        yield (
-            f"evaluation.heldout_episodes = {evaluation.heldout_episodes}, but evaluation.before and evaluation.after "
-            "are both false: set one of them, or write heldout_episodes = 0"
-        )
     if config.engine.kind == "vllm" and config.engine.dtype == "float32" and config.learner.autocast == "bfloat16":
         yield (
             'engine.dtype = "float32" with learner.autocast = "bfloat16": the two would disagree on every log-prob; '
             "give both the same precision"
         )
+
+
+def _at_odds_in_evaluation(config: RunConfig) -> Iterator[str]:
+    pacing, evaluation = config.pacing, config.evaluation
+    if evaluation.heldout_episodes > 0 and not (evaluation.before or evaluation.after):
+        yield (
+            f"evaluation.heldout_episodes = {evaluation.heldout_episodes}, but evaluation.before and evaluation.after "
+            "are both false: set one of them, or write heldout_episodes = 0"
+        )
+    if evaluation.heldout_episodes > 0 and 1 <= pacing.in_flight < evaluation.trials:
+        yield (
+            f"pacing.in_flight = {pacing.in_flight} is less than evaluation.trials = {evaluation.trials}, so no task "
+            f"could ever be evaluated: write {evaluation.trials} or more"
+        )
+    for k in evaluation.k:
+        if not 1 <= k <= evaluation.trials:
+            yield (
+                f"evaluation.k = {shown(list(evaluation.k))}: {k} of {evaluation.trials} trials cannot be drawn; "
+                f"write numbers from 1 to evaluation.trials = {evaluation.trials}"
+            )
+    for harness in evaluation.harness_options:
+        if harness not in evaluation.harnesses:
+            yield (
+                f"evaluation.harness_options has {shown(harness)}, which is not in evaluation.harnesses: "
+                "add it there or remove its options"
+            )

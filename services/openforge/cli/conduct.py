@@ -8,7 +8,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 
 import msgspec
@@ -47,16 +47,23 @@ class Watch(msgspec.Struct, kw_only=True):
 
 
 Dress = Callable[[Spec, Ports], Spec]
+Finish = Callable[[Bus, RunConfig, Home], Awaitable[Summary]]
 
 
 def as_it_is(spec: Spec, _: Ports) -> Spec:
     return spec
 
 
-async def conduct(config: RunConfig, home: Home, look: Callable[[Watch], None], dress: Dress = as_it_is) -> Outcome:
+async def conduct(
+    config: RunConfig,
+    home: Home,
+    look: Callable[[Watch], None],
+    dress: Dress = as_it_is,
+    finish: Finish = write_summary_and_report,
+) -> Outcome:
     """Start or resume the run and return when it ended; `look` is called whenever something may have changed.
 
-    `dress` may change how a service is started.
+    `dress` may change how a service is started; `finish` reads the streams when the run is over.
     """
     async with _bus_at_home(home) as (bus, ports, watch, stopped):
         await submit(bus, config)
@@ -66,7 +73,7 @@ async def conduct(config: RunConfig, home: Home, look: Callable[[Watch], None], 
             await stop_run(bus, config.run.name, reason, detail)
             if reason is not StopReason.FAILED:
                 await _let_go(bus, config)
-        summary = await write_summary_and_report(bus, config, home)
+        summary = await finish(bus, config, home)
         return Outcome(reason=reason, detail=detail, progress=watch.progress, summary=summary)
 
 

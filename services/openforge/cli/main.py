@@ -19,6 +19,7 @@ from openforge.cli import (
     train,
 )
 from openforge.cli.conformance import command as conformance_command
+from openforge.cli.evaluate.command import evaluate
 
 app = typer.Typer(
     name="openforge",
@@ -31,6 +32,7 @@ app = typer.Typer(
 
 app.command()(train.train)
 app.command()(train.up)
+app.command("eval")(evaluate)
 app.command()(stop.stop)
 app.command()(stop.pause)
 app.command()(stop.resume)

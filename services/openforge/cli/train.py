@@ -20,7 +20,7 @@ from openforge.protos import StopReason
 from openforge.runs import BadRunFile, RunConfig, RunDiffers, load_run_file
 
 INTERRUPTED = 130
-_EXIT = {StopReason.COMPLETED: 0, StopReason.INTERRUPTED: INTERRUPTED, StopReason.NO_PROGRESS: 4, StopReason.FAILED: 1}
+EXIT = {StopReason.COMPLETED: 0, StopReason.INTERRUPTED: INTERRUPTED, StopReason.NO_PROGRESS: 4, StopReason.FAILED: 1}
 
 RunFile = Annotated[Path, typer.Argument(help="The run file (TOML).", show_default=False)]
 Overrides = Annotated[
@@ -40,11 +40,11 @@ def train(
     Ctrl-C stops everything in good order (exit code 130); the same command resumes. Exit codes: 0 trained all its
     steps, 1 a service gave up, 2 bad run file, 4 no progress.
     """
-    config = _load(run_file, overrides)
+    config = load(run_file, overrides)
     if dry_run:
         typer.echo(plan(config))
         return
-    config = _with_model(config)
+    config = with_model(config)
     home = Home(config.run.name)
     try:
         with home.held(), display(config, plain=plain) as shown:
@@ -52,7 +52,7 @@ def train(
     except (Busy, GaveUp, RunDiffers) as error:
         _fail(str(error), 1)
     _say_end(config, home, outcome)
-    raise typer.Exit(_EXIT[outcome.reason])
+    raise typer.Exit(EXIT[outcome.reason])
 
 
 def up(run_file: RunFile, overrides: Overrides = None) -> None:
@@ -60,7 +60,7 @@ def up(run_file: RunFile, overrides: Overrides = None) -> None:
 
     For clients that submit by themselves. Ctrl-C stops everything.
     """
-    config = _with_model(_load(run_file, overrides))
+    config = with_model(load(run_file, overrides))
     home = Home(config.run.name)
     try:
         with home.held():
@@ -102,7 +102,7 @@ def _missing_model(config: RunConfig) -> Iterator[str]:
         yield f"  not here: {error}"
 
 
-def _load(run_file: Path, overrides: list[str] | None) -> RunConfig:
+def load(run_file: Path, overrides: list[str] | None) -> RunConfig:
     """The checked run file; exits with 2 and the reasons."""
     try:
         return load_run_file(run_file, overrides or ())
@@ -110,7 +110,7 @@ def _load(run_file: Path, overrides: list[str] | None) -> RunConfig:
         _fail(str(error), 2)
 
 
-def _with_model(config: RunConfig) -> RunConfig:
+def with_model(config: RunConfig) -> RunConfig:
     """The config with the folder of its model, a built-in one made if need be; exits with 2 where there is none."""
     try:
         builtin = config.model.path.removeprefix("builtin:")

@@ -278,7 +278,7 @@ class Core:
         if served < version or any(group.purpose == "train" for group in self.known.open.values()):
             return
         begin = self.known.evals_opened.get(version, 0)
-        end = min(config.evaluation.heldout_episodes, begin + self._room(config, size=1))
+        end = min(config.evaluation.heldout_episodes, begin + self._room(config, size=config.evaluation.trials))
         for ordinal in range(begin, end):
             yield self._open(config, catalogue, "eval", eval_group(version, ordinal), ordinal, version)
 
@@ -319,7 +319,7 @@ class Core:
                 ordinal=ordinal,
                 split="heldout" if purpose == "eval" else "train",
             ),
-            size=1 if purpose == "eval" else config.pacing.group_size,
+            size=config.evaluation.trials if purpose == "eval" else config.pacing.group_size,
             start_version=version,
         )
 

@@ -264,6 +264,13 @@ def test_evaluation_comes_first_alone_and_at_version_zero() -> None:
     assert groups(desk.decide()) == ["g000000"]
 
 
+def test_each_held_out_task_is_tried_as_often_as_asked() -> None:
+    run = config(run__steps=0, evaluation__heldout_episodes=3, evaluation__trials=4, pacing__in_flight=9)
+    world = PretendRun(run).run()
+    assert [group.size for group in world.opened("eval")] == [4, 4, 4]
+    assert len({group.task.seed for group in world.opened("eval")}) == 3
+
+
 def test_a_run_of_no_steps_only_evaluates() -> None:
     world = PretendRun(config(run__steps=0, evaluation__heldout_episodes=5)).run()
     assert len(world.opened("eval")) == 5

@@ -1,0 +1,1 @@
+"""`openforge eval`: harnesses at the same held-out tasks, in one table."""

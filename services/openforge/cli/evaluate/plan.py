@@ -1,0 +1,55 @@
+"""What an evaluation runs: one run of no steps for each harness, all over the same drawn tasks.
+
+Promises: the runs differ in nothing but name, harness and its options, so a task's trials are those of the same
+instance everywhere; a weight version is a folder that is there, or a sentence that names those that are.
+"""
+
+from pathlib import Path
+
+import msgspec
+
+from openforge.cli.home import Home
+from openforge.runs import RunConfig
+
+
+class NoSuchVersion(LookupError):
+    """The run holds no weights of that version."""
+
+
+def runs_of(config: RunConfig, name: str) -> dict[str, RunConfig]:
+    """Harness -> the run that evaluates it."""
+    harnesses = config.evaluation.harnesses or (config.environment.harness,)
+    return {harness: _run_of(config, name, harness) for harness in harnesses}
+
+
+def _run_of(config: RunConfig, name: str, harness: str) -> RunConfig:
+    replace = msgspec.structs.replace
+    options = config.evaluation.harness_options.get(harness, config.environment.options)
+    return replace(
+        config,
+        run=replace(config.run, name=f"{name}-{harness}", steps=0),
+        environment=replace(config.environment, harness=harness, options=options),
+        evaluation=replace(config.evaluation, before=False, after=True, harnesses=(), harness_options={}, k=()),
+    )
+
+
+def ks_of(config: RunConfig) -> tuple[int, ...]:
+    evaluation = config.evaluation
+    return evaluation.k or tuple(dict.fromkeys((1, evaluation.trials)))
+
+
+def problems_of_evaluating(config: RunConfig) -> list[str]:
+    if config.evaluation.heldout_episodes == 0:
+        return ["evaluation.heldout_episodes = 0: write how many held-out tasks to draw"]
+    return []
+
+
+def weights_of(run: str, version: int) -> Path:
+    """The folder of a published version of a run on this machine; raises `NoSuchVersion`."""
+    folder = Home(run).root / "weights"
+    found = sorted(folder.glob(f"v{version:06d}-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+    if found:
+        return found[-1]
+    there = sorted({int(path.name[1:].partition("-")[0]) for path in folder.glob("v*-*")})
+    known = ", ".join(map(str, there)) or "none"
+    raise NoSuchVersion(f"version {version} of run {run!r} is not in {folder}: there are {known}")
