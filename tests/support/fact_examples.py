@@ -114,6 +114,7 @@ FACTS: tuple[Fact, ...] = (
         harness=HarnessIdentity(user_agent="agent/1"),
         engine=EngineIdentity(engine="engine-0", model="smollm2"),
         timing=Timing(received_at=1.75e9, sampled_s=0.5),
+        guided=True,
     ),
     TrajectoryVerified(
         run=RUN,

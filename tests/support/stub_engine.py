@@ -29,7 +29,7 @@ class StubEngine:
     """`script` gives the ids to answer with. `pace` is waited for before each token, if set.
 
     `fail` calls are answered with `fail_status` first; `break_after` tokens the next answer breaks off, once. `batch`
-    tokens are sent at a time.
+    tokens are sent at a time. `cached_tokens` is told if it is set. Stop strings that are asked for are honoured.
     """
 
     def __init__(self) -> None:
@@ -44,6 +44,7 @@ class StubEngine:
         self.finished = 0
         self.logprob: Callable[[int], float] = lambda index: -(index + 1) / 100
         self.stop_reason: str | None = None
+        self.cached_tokens: int | None = None
         self.batch = 1
         self.port = free_port()
         self._runner: web.AppRunner | None = None
@@ -86,7 +87,8 @@ class StubEngine:
         return response
 
     async def _stream(self, request: GenerateRequest, response: web.StreamResponse, http: web.Request) -> None:
-        ids = self.script(request)
+        ids, stop_reason = _up_to_stop(self.script(request), request.sampling_params.stop)
+        stop_reason = self.stop_reason or stop_reason
         limit = request.sampling_params.max_tokens
         finish = "length" if len(ids) > limit else "stop"
         ids = ids[:limit]
@@ -110,13 +112,26 @@ class StubEngine:
                 "token_ids": batch,
                 "logprobs": {"content": logprobs},
                 "finish_reason": finish if last else None,
-                "stop_reason": self.stop_reason if last else None,
+                "stop_reason": stop_reason if last else None,
                 "weight_versions": spans if last else None,
             }
             prompt = request.token_ids if index == 0 and request.return_token_ids else None
             chunk = {"request_id": "r", "model": "m", "prompt_token_ids": prompt, "choices": [choice]}
+            if last and self.cached_tokens is not None:
+                chunk["usage"] = {"prompt_tokens_details": {"cached_tokens": self.cached_tokens}}
             await response.write(b"data: " + msgspec.json.encode(chunk) + b"\n\n")
         await response.write(b"data: [DONE]\n\n")
+
+
+def _up_to_stop(ids: list[int], stops: list[str]) -> tuple[list[int], str | None]:
+    """The answer up to the token that completes a stop string, and which one."""
+    if not any(stop in byte_tokenizer().decode(ids) for stop in stops):
+        return ids, None
+    for count in range(1, len(ids) + 1):
+        text = byte_tokenizer().decode(ids[:count])
+        if found := next((stop for stop in stops if stop in text), None):
+            return ids[:count], found
+    return ids, None
 
 
 class Gate:

@@ -10,21 +10,18 @@ import msgspec
 
 from openforge.chat.contract import Message, Tool, ToolCall
 from openforge.chat.dialect import KEEP_ALIVE, Answer, BadRequest, Head, Problem, Request, ToolChoice
+from openforge.chat.fields import ABSENT, UNREADABLE, least, not_offered, recorded, stops_of
 from openforge.chat.openai_forms import (
-    MOST_STOPS,
-    NULL,
     CustomFormat,
-    Gathered,
     choice_of,
     custom_tool,
     error_body,
-    least,
-    not_offered,
     overflow,
     sampled_arguments,
     schema_of,
     told_input,
 )
+from openforge.chat.parts import Gathered
 from openforge.protos import FinishReason
 
 NAME = "chat"
@@ -129,7 +126,7 @@ class _Choice(msgspec.Struct):
 
 
 class _JsonSchema(msgspec.Struct):
-    schema: msgspec.Raw = NULL
+    schema: msgspec.Raw = ABSENT
 
 
 class _ResponseFormat(msgspec.Struct):
@@ -161,7 +158,6 @@ class _Body(msgspec.Struct):
 
 
 _BODY = msgspec.json.Decoder(_Body)
-_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _FORMAT = msgspec.json.Decoder(CustomFormat)
 _ROLES = {
     "system": "system",
@@ -178,11 +174,8 @@ _ROLES = {
 
 def decode(body: bytes, route: str = "chat/completions") -> Request:
     try:
-        read = _BODY.decode(body)
-        fields = _FIELDS.decode(body)
-        asked = {name: msgspec.json.decode(raw) for name, raw in fields.items() if name not in _NOT_SAMPLING}
-        return _request(read, asked)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        return _request(_BODY.decode(body), recorded(body, _NOT_SAMPLING))
+    except UNREADABLE as error:
         raise BadRequest(f"the body is not a Chat Completions request: {error}") from error
 
 
@@ -203,11 +196,12 @@ def _request(read: _Body, asked: dict[str, Any]) -> Request:
         tool_choice=_legacy_choice(read.function_call, tools) if legacy else _choice(read.tool_choice, tools),
         parallel_calls=read.parallel_tool_calls is not False and not legacy,
         schema=_schema(read.response_format),
+        schema_at="response_format" if read.response_format else "",
         stream=bool(read.stream),
         include_usage=bool(read.stream_options and read.stream_options.include_usage),
         wants=(_LEGACY,) if legacy else (),
-        max_tokens=least("max_tokens", [read.max_tokens, read.max_completion_tokens]),
-        stop=_stops(read.stop),
+        max_tokens=least("max_tokens", read.max_tokens, read.max_completion_tokens),
+        stop=stops_of("stop", [read.stop] if isinstance(read.stop, str) else read.stop),
         asked=asked,
         notes=notes,
         pictures=history.pictures,
@@ -269,7 +263,7 @@ def _gather(where: str, content: str | list[_Part] | None, gathered: Gathered) -
     for part in content:
         if part.image_url is not None:
             url = part.image_url if isinstance(part.image_url, str) else part.image_url.url
-            gathered.show(f"{where}.image_url", url)
+            gathered.show_url(f"{where}.image_url", url)
         elif part.text is None and part.refusal is None:
             raise BadRequest(f"{where} has a part of type {part.type!r}: this model reads text and images")
         else:
@@ -325,15 +319,10 @@ def _legacy_choice(choice: str | _Named | None, tools: Sequence[Tool]) -> ToolCh
 
 def _schema(form: _ResponseFormat | None) -> bytes:
     return (
-        schema_of("response_format", form.type, form.json_schema.schema if form.json_schema else NULL) if form else b""
+        schema_of("response_format", form.type, form.json_schema.schema if form.json_schema else ABSENT)
+        if form
+        else b""
     )
-
-
-def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
-    stops = [stop] if isinstance(stop, str) else stop or []
-    if len(stops) > MOST_STOPS:
-        raise BadRequest(f"stop has {len(stops)} strings: send at most {MOST_STOPS}")
-    return tuple(text for text in stops if text)
 
 
 # -- answers
@@ -434,10 +423,6 @@ def error(problem: Problem, message: str) -> bytes:
     return error_body(problem, message, "messages")
 
 
-def status(problem: Problem) -> int:
-    return problem.http_status
-
-
 def models(names: Sequence[str]) -> bytes:
     """The answer to `GET /models`."""
     data = [{"id": name, "object": "model", "created": 0, "owned_by": "openforge"} for name in names]
@@ -455,17 +440,19 @@ def _finish(request: Request, answer: Answer) -> str:
 
 
 def _usage(answer: Answer) -> dict[str, Any]:
-    return {
+    usage: dict[str, Any] = {
         "prompt_tokens": answer.prompt_tokens,
         "completion_tokens": answer.completion_tokens,
         "total_tokens": answer.prompt_tokens + answer.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": 0},
         "completion_tokens_details": {"reasoning_tokens": answer.reasoning_tokens},
     }
+    if answer.cached_tokens is not None:
+        usage["prompt_tokens_details"] = {"cached_tokens": answer.cached_tokens}
+    return usage
 
 
 def _json(value: object) -> bytes:
     return msgspec.json.encode(value)
 
 
-__all__ = ["NAME", "ChatStream", "decode", "encode", "error", "models", "overflow", "status", "stream"]
+__all__ = ["NAME", "ChatStream", "decode", "encode", "error", "models", "overflow", "stream"]

@@ -40,6 +40,7 @@ class ChatMLHermes:
 
     holds: tuple[str, ...] = (CALL,)
     thinking: tuple[str, str] | None = (THINK, THOUGHT)
+    call_ends: str = CALLED
     sees_images: bool = False
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -80,6 +81,8 @@ class ChatMLHermes:
         offered = [tool for tool in tools if not choice.names or tool.name in choice.names]
         if choice.mode in ("required", "named") and offered:
             return Guide(grammar=_grammar(offered, parallel, b""))
+        if not schema and choice.mode == "auto" and 0 < len(offered) < len(tools):
+            return Guide(grammar=_grammar(offered, parallel, b"", text=True))
         if not schema:
             return None
         if choice.mode == "none" or not offered:
@@ -135,15 +138,21 @@ def _lenient(schema: object) -> object:
     return schema | {"x-guidance": {"lenient": True}} if isinstance(schema, dict) else schema
 
 
-def _grammar(tools: Sequence[Tool], parallel: bool, schema: bytes) -> str:
-    """Calls of these tools, each as the template shows it, or an answer that matches `schema`."""
-    starts = ['call ("\\n" call)*' if parallel else "call", *(["answer"] if schema else [])]
-    lines = [f"start: {' | '.join(starts)}", f"call: {' | '.join(f'call{index}' for index in range(len(tools)))}"]
+def _grammar(tools: Sequence[Tool], parallel: bool, schema: bytes, *, text: bool = False) -> str:
+    """Calls of these tools, each as the template shows it; or an answer that matches `schema`; or, with `text`, any
+    text, after which there may be calls.
+    """
+    more = ' ("\\n" call)*' if parallel else ""
+    starts = [f"PLAIN | text body{more}" if text else f"call{more}", *(["answer"] if schema else [])]
+    bodies = " | ".join(f"body{index}" for index in range(len(tools)))
+    lines = [f"start: {' | '.join(starts)}", f"call: {_json(CALL)} body", f"body: {bodies}"]
+    if text:
+        lines += [f"PLAIN: /(?s:.*)/ & ~/(?s:.*){CALL}(?s:.*)/", f"text[suffix={_json(CALL)}]: /(?s:.*)/"]
     closing = _json("}\n" + CALLED)
     for index, tool in enumerate(tools):
-        opening = _json(f'{CALL}\n{{"name": {_json(tool.name)}, "arguments": ')
+        opening = _json(f'\n{{"name": {_json(tool.name)}, "arguments": ')
         arguments = _json(_lenient({"type": "object", **tool.parameters}))
-        lines += [f"call{index}: {opening} arguments{index} {closing}", f"arguments{index}: %json {arguments}"]
+        lines += [f"body{index}: {opening} arguments{index} {closing}", f"arguments{index}: %json {arguments}"]
     if schema:
         lines.append(f"answer: %json {_json(_lenient(msgspec.json.decode(schema)))}")
     return "\n".join(lines) + "\n"

@@ -102,12 +102,14 @@ class Renderer(Protocol):
 
     `holds`: from the first of these texts on, an answer to a request with tools is more than content and
     can only be read when it is complete. `thinking`: what stands before and after the reasoning where an answer
-    begins with it; None for a model that does not reason. `sees_images`: images have a place in its prompts.
+    begins with it; None for a model that does not reason. `call_ends` is the text that ends a call. `sees_images`:
+    images have a place in its prompts.
     """
 
     stop_token_ids: tuple[int, ...]
     holds: tuple[str, ...]
     thinking: tuple[str, str] | None
+    call_ends: str
     sees_images: bool
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
@@ -129,9 +131,10 @@ class Renderer(Protocol):
         ...
 
     def guide(self, tools: Sequence[Tool], choice: ToolChoice, *, parallel: bool, schema: bytes) -> Guide | None:
-        """What an answer has to look like so that it makes the calls that are wanted or matches `schema`; None for any.
+        """What an answer has to look like so that it makes the calls that are wanted, makes none beside those that are
+        allowed, or matches `schema`; None for any.
 
-        `parallel` allows several calls where calls are forced.
+        `parallel` allows several calls where calls are guided.
         """
         ...
 

@@ -38,10 +38,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     `asked` holds every sampling field as it came; `max_tokens`, `stop`, `tool_choice`, `parallel_calls` and `schema`
     (a JSON schema that the answer has to match, empty: free text) have an effect, the run's own sampling rules the
-    rest. `notes` say what was left out and why. `reasoning`: the harness takes the model's reasoning. `pictures`
-    are the bytes of the messages' images by digest. `events`: a stream is made of server-sent events, else it is one
-    JSON text.
-    `wants` is for the dialect's own encoder.
+    rest. `schema_at` is the field in which the schema stood. `notes` say what was left out and why. `reasoning`: the
+    harness takes the model's reasoning. `pictures` are the bytes of the messages' images by digest. `events`: a stream
+    is made of server-sent events, else it is one JSON text.
+    `wants` and `tools_as_sent` (JSON) are for the dialect's own encoder.
     """
 
     model: str
@@ -50,11 +50,13 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     tool_choice: ToolChoice = ToolChoice()
     parallel_calls: bool = True
     schema: bytes = b""
+    schema_at: str = ""
     stream: bool = False
     events: bool = True
     include_usage: bool = False
     reasoning: bool = True
     wants: tuple[str, ...] = ()
+    tools_as_sent: msgspec.Raw = msgspec.Raw(b"[]")
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     asked: Mapping[str, Any] = {}
@@ -82,13 +84,16 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """`stop` is the stop string that ended it; `reasoning_tokens` of the `completion_tokens` are reasoning."""
+    """`stop` is the stop string that ended it; `reasoning_tokens` of the `completion_tokens` are reasoning;
+    `cached_tokens` of the `prompt_tokens` the engine had computed before, None where it does not say.
+    """
 
     message: Message
     finish: FinishReason
     prompt_tokens: int
     completion_tokens: int
     reasoning_tokens: int = 0
+    cached_tokens: int | None = None
     stop: str = ""
 
 
@@ -113,6 +118,11 @@ class Problem(StrEnum):
     @property
     def http_status(self) -> int:
         return _HTTP_STATUS[self]
+
+    @property
+    def may_pass(self) -> bool:
+        """Whether the same call may be answered later."""
+        return self is Problem.ENGINE_FAILED
 
 
 _HTTP_STATUS = {
@@ -171,8 +181,6 @@ class Dialect(Protocol):
     def stream(self, head: Head, request: Request) -> Stream: ...
 
     def error(self, problem: Problem, message: str) -> bytes: ...
-
-    def status(self, problem: Problem) -> int: ...
 
     def overflow(self, prompt_tokens: int, window: int) -> str:
         """That the prompt is too long for the model's window, in the words at which its harnesses compact."""

@@ -5,9 +5,6 @@ streamed, and in whatever order the results of parallel calls stand. A thought s
 where the harness dropped the thoughts.
 """
 
-import base64
-import binascii
-import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,18 +12,19 @@ from typing import Any
 import msgspec
 
 from openforge.chat.arguments import as_object, as_sampled
-from openforge.chat.contract import Image, Message, Tool, ToolCall
+from openforge.chat.contract import Message, Tool, ToolCall
 from openforge.chat.dialect import Answer, BadRequest, Head, Problem, Request, ToolChoice
+from openforge.chat.fields import ABSENT, UNREADABLE, least, not_offered, recorded, stops_of
+from openforge.chat.parts import Gathered
 from openforge.chat.sealed import given_back, seal
+from openforge.chat.transcript import Transcript
 from openforge.protos import FinishReason
 
 NAME = "gemini"
 
 _NOT_SAMPLING = frozenset({"contents", "systemInstruction", "tools", "model", "labels", "generateContentRequest"})
-_MOST_STOPS = 16
 _MODES = {"AUTO": "auto", "ANY": "required", "NONE": "none", "VALIDATED": "auto", "MODE_UNSPECIFIED": "auto"}
-_ABSENT = msgspec.Raw(b"null")
-_URL_SAFE = str.maketrans("-_", "+/")
+_ANY_OBJECT = b'{"type":"object"}'
 
 
 class _Blob(msgspec.Struct, rename="camel"):
@@ -89,8 +87,9 @@ class _GenerationConfig(msgspec.Struct, rename="camel"):
     max_output_tokens: int | None = None
     stop_sequences: list[str] | None = None
     candidate_count: int | None = None
+    response_mime_type: str | None = None
     response_schema: dict[str, Any] | None = None
-    response_json_schema: msgspec.Raw = _ABSENT
+    response_json_schema: msgspec.Raw = ABSENT
     thinking_config: _ThinkingConfig | None = None
 
 
@@ -103,11 +102,10 @@ class _Body(msgspec.Struct, rename="camel"):
     tool_config: _ToolConfig | None = None
     generation_config: _GenerationConfig | None = None
     cached_content: str | None = None
-    generate_content_request: msgspec.Raw = _ABSENT
+    generate_content_request: msgspec.Raw = ABSENT
 
 
 _BODY = msgspec.json.Decoder(_Body)
-_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _DECLARATIONS = msgspec.json.Decoder(list[_Declaration])
 _ROUTE = re.compile(r"(?:v1beta/)?models/(?P<model>.+):(?P<method>\w+)(?:\?(?P<query>.*))?")
 
@@ -121,15 +119,15 @@ def decode(body: bytes, route: str = "v1beta/models/m:generateContent") -> Reque
         raise BadRequest(f"{route} names no model: post to v1beta/models/MODEL:generateContent")
     try:
         return _request(_camel_case(body), asked_for["model"], asked_for["method"], asked_for["query"] or "")
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise BadRequest(f"the body is not a Gemini request: {error}") from error
 
 
 def _request(body: bytes, model: str, method: str, query: str) -> Request:
     read = _BODY.decode(body)
-    if method == "countTokens" and read.generate_content_request != _ABSENT:
+    if method == "countTokens" and read.generate_content_request != ABSENT:
         return _request(bytes(read.generate_content_request), model, method, query)
-    asked = {name: msgspec.json.decode(raw) for name, raw in _FIELDS.decode(body).items() if name not in _NOT_SAMPLING}
+    asked = recorded(body, _NOT_SAMPLING)
     if not read.contents:
         raise BadRequest("contents is empty: send at least one content")
     if read.cached_content:
@@ -142,17 +140,19 @@ def _request(body: bytes, model: str, method: str, query: str) -> Request:
     history.system(read.system_instruction)
     for index, content in enumerate(read.contents):
         history.add(f"contents[{index}]", content)
+    schema, schema_at = _schema(config)
     return Request(
         model=model,
-        messages=history.whole(),
+        messages=history.log.whole(),
         tools=tools,
         tool_choice=_choice(read.tool_config, tools),
-        schema=_schema(config),
+        schema=schema,
+        schema_at=schema_at,
         stream=method == "streamGenerateContent",
         events="alt=sse" in query.split("&"),
         reasoning=bool(config.thinking_config and config.thinking_config.include_thoughts),
-        max_tokens=_max_tokens(config.max_output_tokens),
-        stop=_stops(config.stop_sequences or []),
+        max_tokens=least("generationConfig.maxOutputTokens", config.max_output_tokens),
+        stop=stops_of("generationConfig.stopSequences", config.stop_sequences),
         asked={"model": model, **asked},
         notes=notes,
         pictures=history.pictures,
@@ -164,16 +164,14 @@ class _History:
 
     def __init__(self) -> None:
         self.pictures: dict[str, bytes] = {}
-        self._messages: list[Message] = []
-        self._calls: list[ToolCall] = []
+        self.log = Transcript()
         self._answered: set[str] = set()
-        self._results: list[Message] = []
         self._unnamed = 0
 
     def system(self, content: _Content | str | None) -> None:
         parts = [_Part(text=content)] if isinstance(content, str) else (content.parts if content else None) or []
         if text := "\n".join(part.text for part in parts if part.text):
-            self._put(Message(role="system", content=text))
+            self.log.put(Message(role="system", content=text))
 
     def add(self, where: str, content: _Content) -> None:
         match content.role:
@@ -183,10 +181,6 @@ class _History:
                 self._user(where, content.parts or [])
             case _:
                 raise BadRequest(f"{where}.role = {content.role!r} is unknown: use user or model")
-
-    def whole(self) -> tuple[Message, ...]:
-        self._put_results()
-        return tuple(self._messages)
 
     def _model(self, where: str, parts: Sequence[_Part]) -> None:
         texts: list[str] = []
@@ -211,70 +205,60 @@ class _History:
 
     def _say(self, text: str, thoughts: str, sealed: str, calls: tuple[ToolCall, ...]) -> None:
         """Contents of the model in a row are one answer, which came in pieces."""
-        last = self._messages[-1] if self._messages and not self._results else None
-        if last is not None and last.role == "assistant":
-            self._messages.pop()
-            text, thoughts, calls = last.content + text, last.reasoning + thoughts, last.tool_calls + calls
-        self._put(Message(role="assistant", content=text, reasoning=given_back(thoughts, sealed), tool_calls=calls))
-        self._calls = list(calls)
+        before = self.log.reopened()
+        self.log.say(
+            Message(
+                role="assistant",
+                content=before.content + text,
+                reasoning=given_back(before.reasoning + thoughts, sealed),
+                tool_calls=before.tool_calls + calls,
+            )
+        )
         self._answered = set()
 
     def _user(self, where: str, parts: Sequence[_Part]) -> None:
-        text, images = "", []
+        gathered = Gathered("user")
         others = False
         for index, part in enumerate(parts):
             place = f"{where}.parts[{index}]"
             if part.function_response is not None:
-                self._results.append(self._result(place, part.function_response))
+                self.log.result(self._result(place, part.function_response))
                 continue
             others = True
             if part.inline_data is not None:
-                images.append(self._image(place, part.inline_data, len(text)))
+                _show(gathered, place, part.inline_data)
             elif part.text is not None:
-                text = f"{text}\n{part.text}" if text and part.text else text or part.text
+                gathered.write(part.text)
             else:
                 raise BadRequest(f"{place} is neither text, image nor function response: this model reads no more")
         if others or not parts:
-            self._put(Message(role="user", content=text, images=tuple(images)))
+            self.pictures |= gathered.pictures
+            self.log.put(gathered.message())
 
     def _result(self, where: str, told: _FunctionResponse) -> Message:
-        images = [
-            self._image(f"{where}.parts[{index}]", part.inline_data, 0)
-            for index, part in enumerate(told.parts or [])
-            if part.inline_data is not None
-        ]
+        """Images stand before the text."""
+        gathered = Gathered("tool")
+        for index, part in enumerate(told.parts or []):
+            if part.inline_data is not None:
+                _show(gathered, f"{where}.parts[{index}]", part.inline_data)
+        gathered.write(_result_text(told.response))
+        self.pictures |= gathered.pictures
         call_id = self._answers(told)
         self._answered.add(call_id)
-        return Message(role="tool", content=_result_text(told.response), tool_call_id=call_id, images=tuple(images))
+        return gathered.message(tool_call_id=call_id)
 
     def _answers(self, told: _FunctionResponse) -> str:
         """The id of the call that a result belongs to: as it says, else the first open one of that name."""
-        if told.id and any(call.id == told.id for call in self._calls):
+        if told.id and any(call.id == told.id for call in self.log.calls):
             return told.id
-        named = (call.id for call in self._calls if call.name == told.name and call.id not in self._answered)
+        named = (call.id for call in self.log.calls if call.name == told.name and call.id not in self._answered)
         return next(named, told.id or told.name)
 
-    def _image(self, where: str, blob: _Blob, at: int) -> Image:
-        if not blob.mime_type.startswith("image/"):
-            raise BadRequest(f"{where}.inlineData.mimeType = {blob.mime_type!r}: this model reads text and images")
-        try:
-            picture = base64.b64decode(blob.data.translate(_URL_SAFE), validate=True)
-        except (binascii.Error, ValueError) as error:
-            raise BadRequest(f"{where}.inlineData.data is no base64: {error}") from error
-        digest = f"sha256:{hashlib.sha256(picture).hexdigest()}"
-        self.pictures[digest] = picture
-        return Image(digest=digest, media_type=blob.mime_type, size=len(picture), at=at)
 
-    def _put(self, message: Message) -> None:
-        self._put_results()
-        self._messages.append(message)
-
-    def _put_results(self) -> None:
-        """In the order of the calls: harnesses may send them as they come."""
-        if self._results:
-            order = {call.id: place for place, call in enumerate(self._calls)}
-            self._messages += sorted(self._results, key=lambda result: order.get(result.tool_call_id, len(order)))
-            self._results = []
+def _show(gathered: Gathered, where: str, blob: _Blob) -> None:
+    if not blob.mime_type.startswith("image/"):
+        raise BadRequest(f"{where}.inlineData.mimeType = {blob.mime_type!r}: this model reads text and images")
+    gathered.show_base64(f"{where}.inlineData.data", blob.mime_type, blob.data)
 
 
 def _result_text(response: bytes) -> str:
@@ -296,7 +280,7 @@ def _tools(tools: Sequence[Mapping[str, msgspec.Raw]]) -> tuple[tuple[Tool, ...]
             if kind == "functionDeclarations":
                 kept += [_tool(declared) for declared in _DECLARATIONS.decode(value)]
             else:
-                notes.append(f"tools[{index}].{kind} is not offered: nobody here would run it")
+                notes.append(not_offered(f"tools[{index}]", kind))
     return tuple(kept), tuple(notes)
 
 
@@ -345,22 +329,15 @@ def _choice(config: _ToolConfig | None, tools: Sequence[Tool]) -> ToolChoice:
     return ToolChoice("named", names)
 
 
-def _schema(config: _GenerationConfig) -> bytes:
-    if config.response_json_schema != _ABSENT:
-        return bytes(config.response_json_schema)
-    return msgspec.json.encode(_json_schema(config.response_schema)) if config.response_schema is not None else b""
-
-
-def _max_tokens(asked: int | None) -> int | None:
-    if asked is not None and asked < 1:
-        raise BadRequest(f"generationConfig.maxOutputTokens = {asked} is too small: ask for at least 1")
-    return asked
-
-
-def _stops(stops: Sequence[str]) -> tuple[str, ...]:
-    if len(stops) > _MOST_STOPS:
-        raise BadRequest(f"generationConfig.stopSequences has {len(stops)} strings: send at most {_MOST_STOPS}")
-    return tuple(text for text in stops if text)
+def _schema(config: _GenerationConfig) -> tuple[bytes, str]:
+    """The answer's schema, and where it stood. JSON without a schema is any object, as in Chat Completions."""
+    if config.response_json_schema != ABSENT:
+        return bytes(config.response_json_schema), "generationConfig.responseJsonSchema"
+    if config.response_schema is not None:
+        return msgspec.json.encode(_json_schema(config.response_schema)), "generationConfig.responseSchema"
+    if config.response_mime_type == "application/json":
+        return _ANY_OBJECT, "generationConfig.responseMimeType"
+    return b"", ""
 
 
 _SNAKE = (
@@ -379,6 +356,7 @@ _SNAKE = (
     "mime_type",
     "parameters_json_schema",
     "response_json_schema",
+    "response_mime_type",
     "response_schema",
     "stop_sequences",
     "system_instruction",
@@ -454,7 +432,11 @@ def _usage(answer: Answer) -> dict[str, int]:
         "candidatesTokenCount": answer.completion_tokens - answer.reasoning_tokens,
         "totalTokenCount": answer.prompt_tokens + answer.completion_tokens,
     }
-    return usage | {"thoughtsTokenCount": answer.reasoning_tokens} if answer.reasoning_tokens else usage
+    if answer.reasoning_tokens:
+        usage["thoughtsTokenCount"] = answer.reasoning_tokens
+    if answer.cached_tokens is not None:
+        usage["cachedContentTokenCount"] = answer.cached_tokens
+    return usage
 
 
 def _chunk(head: Head, parts: Sequence[dict[str, Any]], finish: str | None = None) -> dict[str, Any]:
@@ -532,14 +514,11 @@ def error(problem: Problem, message: str) -> bytes:
     return msgspec.json.encode(_problem(problem, message))
 
 
-def status(problem: Problem) -> int:
-    return problem.http_status
-
-
 def overflow(prompt_tokens: int, window: int) -> str:
     return f"The input token count ({prompt_tokens}) exceeds the maximum number of tokens allowed ({window})."
 
 
 def _problem(problem: Problem, message: str) -> dict[str, Any]:
-    code = status(problem)
-    return {"error": {"code": code, "message": message, "status": _STATUS.get(problem, "INVALID_ARGUMENT")}}
+    return {
+        "error": {"code": problem.http_status, "message": message, "status": _STATUS.get(problem, "INVALID_ARGUMENT")}
+    }

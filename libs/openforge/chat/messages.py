@@ -4,18 +4,18 @@ Promises: a history reads the same however its blocks are written: text or one t
 results of parallel calls in any order. What a model sampled as arguments comes back as it was sampled, reasoning too.
 """
 
-import base64
-import binascii
-import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from openforge.chat.arguments import as_object, as_sampled
-from openforge.chat.contract import Image, Message, Tool, ToolCall
+from openforge.chat.contract import Message, Tool, ToolCall
 from openforge.chat.dialect import Answer, BadRequest, Head, Problem, Request, ToolChoice
+from openforge.chat.fields import ABSENT, UNREADABLE, least, not_offered, recorded, stops_of
+from openforge.chat.parts import Gathered
 from openforge.chat.sealed import given_back, seal
+from openforge.chat.transcript import Transcript
 from openforge.protos import FinishReason
 
 NAME = "messages"
@@ -36,10 +36,8 @@ _NOT_SAMPLING = frozenset(
         "workspace_id",
     }
 )
-_MOST_STOPS = 16
 _MODES = {"auto": "auto", "any": "required", "tool": "named", "none": "none"}
 _REASONING = frozenset({"enabled", "adaptive"})
-_ABSENT = msgspec.Raw(b"null")
 
 
 class _Source(msgspec.Struct):
@@ -93,7 +91,7 @@ class _Thinking(msgspec.Struct):
 
 class _Format(msgspec.Struct):
     type: str = ""
-    schema: msgspec.Raw = _ABSENT
+    schema: msgspec.Raw = ABSENT
 
 
 class _OutputConfig(msgspec.Struct):
@@ -114,11 +112,10 @@ class _Body(msgspec.Struct):
     thinking: _Thinking | None = None
     output_config: _OutputConfig | None = None
     output_format: _Format | None = None
-    context_management: msgspec.Raw = _ABSENT
+    context_management: msgspec.Raw = ABSENT
 
 
 _BODY = msgspec.json.Decoder(_Body)
-_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 # -- requests
@@ -126,11 +123,8 @@ _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 def decode(body: bytes, route: str = "messages") -> Request:
     try:
-        read = _BODY.decode(body)
-        fields = _FIELDS.decode(body)
-        asked = {name: msgspec.json.decode(raw) for name, raw in fields.items() if name not in _NOT_SAMPLING}
-        return _request(read, asked)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        return _request(_BODY.decode(body), recorded(body, _NOT_SAMPLING))
+    except UNREADABLE as error:
         raise BadRequest(f"the body is not a Messages request: {error}") from error
 
 
@@ -142,19 +136,21 @@ def _request(read: _Body, asked: Mapping[str, Any]) -> Request:
     history.system("system", read.system)
     for index, message in enumerate(read.messages):
         history.add(f"messages[{index}]", message)
-    if read.context_management != _ABSENT:
+    if read.context_management != ABSENT:
         history.notes.append("context_management has no effect: the conversation is taken as it is sent")
+    schema, schema_at = _schema(read)
     return Request(
         model=read.model,
-        messages=history.whole(),
+        messages=history.log.whole(),
         tools=tools,
         tool_choice=_choice(read.tool_choice, tools),
         parallel_calls=not (read.tool_choice and read.tool_choice.disable_parallel_tool_use),
-        schema=_schema(read),
+        schema=schema,
+        schema_at=schema_at,
         stream=bool(read.stream),
         reasoning=read.thinking is not None and read.thinking.type in _REASONING,
-        max_tokens=_max_tokens(read.max_tokens),
-        stop=_stops(read.stop_sequences or []),
+        max_tokens=least("max_tokens", read.max_tokens),
+        stop=stops_of("stop_sequences", read.stop_sequences),
         asked=asked,
         notes=tuple(history.notes),
         pictures=history.pictures,
@@ -167,9 +163,7 @@ class _History:
     def __init__(self) -> None:
         self.notes: list[str] = []
         self.pictures: dict[str, bytes] = {}
-        self._messages: list[Message] = []
-        self._order: dict[str, int] = {}
-        self._results: list[Message] = []
+        self.log = Transcript()
         self._deferred: dict[str, Tool] = {}
 
     def offer(self, tools: Sequence[_Tool]) -> tuple[Tool, ...]:
@@ -177,7 +171,7 @@ class _History:
         kept = []
         for index, tool in enumerate(tools):
             if tool.type not in (None, "custom"):
-                self.notes.append(f"tools[{index}] of type {tool.type!r} is not offered: nobody here would run it")
+                self.notes.append(not_offered(f"tools[{index}]", tool.type))
                 continue
             if not tool.name:
                 raise BadRequest(f"tools[{index}].name is missing: give the tool a name")
@@ -195,7 +189,7 @@ class _History:
 
     def system(self, where: str, content: str | list[_Block] | None) -> None:
         if content:
-            self._put(_Gathered("system").all_of(self, where, content).message())
+            self.log.put(self._gathered("system", where, content).message())
 
     def add(self, where: str, message: _Message) -> None:
         match message.role:
@@ -208,29 +202,25 @@ class _History:
             case _:
                 raise BadRequest(f"{where}.role = {message.role!r} is unknown: use user, assistant or system")
 
-    def whole(self) -> tuple[Message, ...]:
-        self._put_results()
-        return tuple(self._messages)
-
     def _user(self, where: str, content: str | list[_Block] | None) -> None:
         if content is None or isinstance(content, str):
-            self._put(Message(role="user", content=content or ""))
+            self.log.put(Message(role="user", content=content or ""))
             return
         others = []
         for index, block in enumerate(content):
             if block.type == "tool_result":
-                self._results.append(self._result(f"{where}.content[{index}]", block))
+                self.log.result(self._result(f"{where}.content[{index}]", block))
             else:
                 others.append(block)
         if others or not content:
-            self._put(_Gathered("user").all_of(self, where, others).message())
+            self.log.put(self._gathered("user", where, others).message())
 
     def _result(self, where: str, block: _Block) -> Message:
         if not block.tool_use_id:
             raise BadRequest(f"{where}.tool_use_id is missing: say which call this is the result of")
         if isinstance(block.content, dict):
             raise BadRequest(f"{where}.content is an object: send text or a list of blocks")
-        gathered = _Gathered("tool").all_of(self, where, block.content or "")
+        gathered = self._gathered("tool", where, block.content or "")
         return gathered.message(tool_call_id=block.tool_use_id, otherwise="error" if block.is_error else "")
 
     def _assistant(self, where: str, content: str | list[_Block] | None) -> None:
@@ -250,35 +240,43 @@ class _History:
                     calls.append(_call(f"{where}.content[{index}]", block, len(calls)))
                 case _:
                     self.notes.append(f"{where}.content[{index}] of type {block.type!r} is left out: it is not ours")
-        said = Message(role="assistant", content="".join(texts), reasoning="".join(reasoning), tool_calls=tuple(calls))
-        self._say(said)
-
-    def _say(self, said: Message) -> None:
-        """Messages of the assistant in a row are one."""
-        last = self._messages[-1] if self._messages and not self._results else None
-        if last is not None and last.role == "assistant":
-            self._messages.pop()
-            said = Message(
+        before = self.log.reopened()
+        self.log.say(
+            Message(
                 role="assistant",
-                content=last.content + said.content,
-                reasoning=last.reasoning + said.reasoning,
-                tool_calls=last.tool_calls + said.tool_calls,
+                content=before.content + "".join(texts),
+                reasoning=before.reasoning + "".join(reasoning),
+                tool_calls=(*before.tool_calls, *calls),
             )
-        self._put(said)
-        self._order = {call.id: place for place, call in enumerate(said.tool_calls)}
+        )
 
-    def _put(self, message: Message) -> None:
-        self._put_results()
-        self._messages.append(message)
+    def _gathered(self, role: str, where: str, content: str | Sequence[_Block]) -> Gathered:
+        gathered = Gathered(role)
+        for index, block in enumerate([_Block("text", content)] if isinstance(content, str) else content):
+            self._gather(gathered, role, f"{where}.content[{index}]", block)
+        self.pictures |= gathered.pictures
+        return gathered
 
-    def _put_results(self) -> None:
-        """In the order of the calls: harnesses send them as they come."""
-        if self._results:
-            last = len(self._order)
-            self._messages += sorted(self._results, key=lambda result: self._order.get(result.tool_call_id, last))
-            self._results = []
+    def _gather(self, gathered: Gathered, role: str, where: str, block: _Block) -> None:
+        match block.type:
+            case "text":
+                gathered.write(block.text or "")
+            case "image":
+                _show(gathered, where, block.source)
+            case "tool_reference":
+                gathered.write(self._referred(where, block.tool_name or ""))
+            case "document" if isinstance(block.source, _Source) and block.source.type == "text":
+                gathered.write(block.source.data)
+            case "search_result" if isinstance(block.content, list):
+                for index, inner in enumerate(block.content):
+                    self._gather(gathered, role, f"{where}.content[{index}]", inner)
+            case _ if role == "tool":
+                self.notes.append(f"{where} of type {block.type!r} is left out: this model reads text and images")
+                gathered.write(f"[{block.type}: this model reads text and images]")
+            case _:
+                raise BadRequest(f"{where} has type {block.type!r}: this model reads text and images")
 
-    def referred(self, where: str, name: str) -> str:
+    def _referred(self, where: str, name: str) -> str:
         """What a result that refers to a deferred tool stands for."""
         tool = self._deferred.get(name)
         if tool is None:
@@ -288,73 +286,15 @@ class _History:
         return msgspec.json.encode(shown).decode()
 
 
-class _Gathered:
-    """The text and the images of one message; texts of several blocks stand on lines of their own."""
-
-    def __init__(self, role: str) -> None:
-        self._role = role
-        self._text = ""
-        self._images: list[Image] = []
-
-    def all_of(self, history: _History, where: str, content: str | Iterable[_Block]) -> "_Gathered":
-        if isinstance(content, str):
-            self._text = content
-            return self
-        for index, block in enumerate(content):
-            self._add(history, f"{where}.content[{index}]", block)
-        return self
-
-    def message(self, tool_call_id: str = "", otherwise: str = "") -> Message:
-        return Message(
-            role=self._role,  # type: ignore[arg-type]
-            content=self._text or otherwise,
-            tool_call_id=tool_call_id,
-            images=tuple(self._images),
-        )
-
-    def _add(self, history: _History, where: str, block: _Block) -> None:
-        match block.type:
-            case "text":
-                self._write(block.text or "")
-            case "image":
-                image, picture = _image(where, block.source, len(self._text))
-                self._images.append(image)
-                if picture:
-                    history.pictures[image.digest] = picture
-            case "tool_reference":
-                self._write(history.referred(where, block.tool_name or ""))
-            case "document" if isinstance(block.source, _Source) and block.source.type == "text":
-                self._write(block.source.data)
-            case "search_result" if isinstance(block.content, list):
-                for index, inner in enumerate(block.content):
-                    self._add(history, f"{where}.content[{index}]", inner)
-            case _ if self._role == "tool":
-                history.notes.append(f"{where} of type {block.type!r} is left out: this model reads text and images")
-                self._write(f"[{block.type}: this model reads text and images]")
-            case _:
-                raise BadRequest(f"{where} has type {block.type!r}: this model reads text and images")
-
-    def _write(self, text: str) -> None:
-        self._text = f"{self._text}\n{text}" if self._text and text else self._text or text
-
-
-def _image(where: str, source: _Source | str | None, at: int) -> tuple[Image, bytes]:
-    """The image, and its bytes where they came with it."""
+def _show(gathered: Gathered, where: str, source: _Source | str | None) -> None:
     if not isinstance(source, _Source):
         raise BadRequest(f"{where}.source is missing: send the image as base64 or by URL")
     if source.type == "url":
-        return Image(digest=_digest(source.url.encode()), at=at), b""
-    if source.type != "base64":
+        gathered.show_url(f"{where}.source.url", source.url)
+    elif source.type == "base64":
+        gathered.show_base64(f"{where}.source.data", source.media_type, source.data)
+    else:
         raise BadRequest(f"{where}.source.type = {source.type!r} is not read: send the image as base64 or by URL")
-    try:
-        picture = base64.b64decode(source.data, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise BadRequest(f"{where}.source.data is no base64: {error}") from error
-    return Image(digest=_digest(picture), media_type=source.media_type, size=len(picture), at=at), picture
-
-
-def _digest(data: bytes) -> str:
-    return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
 def _call(where: str, block: _Block, position: int) -> ToolCall:
@@ -376,23 +316,13 @@ def _choice(choice: _Choice | None, tools: Sequence[Tool]) -> ToolChoice:
     return ToolChoice("named", (choice.name or "",))
 
 
-def _schema(read: _Body) -> bytes:
-    for form in (read.output_config.format if read.output_config else None, read.output_format):
-        if form is not None and form.type == "json_schema" and form.schema != _ABSENT:
-            return bytes(form.schema)
-    return b""
-
-
-def _max_tokens(asked: int | None) -> int | None:
-    if asked is not None and asked < 1:
-        raise BadRequest(f"max_tokens = {asked} is too small: ask for at least 1")
-    return asked
-
-
-def _stops(stops: Sequence[str]) -> tuple[str, ...]:
-    if len(stops) > _MOST_STOPS:
-        raise BadRequest(f"stop_sequences has {len(stops)} strings: send at most {_MOST_STOPS}")
-    return tuple(text for text in stops if text)
+def _schema(read: _Body) -> tuple[bytes, str]:
+    """The answer's schema, and where it stood."""
+    config = read.output_config.format if read.output_config else None
+    for form, field in ((config, "output_config.format.schema"), (read.output_format, "output_format.schema")):
+        if form is not None and form.type == "json_schema" and form.schema != ABSENT:
+            return bytes(form.schema), field
+    return b"", ""
 
 
 def counted(tokens: int) -> bytes:
@@ -553,10 +483,6 @@ _TYPES = {
 def error(problem: Problem, message: str) -> bytes:
     told = {"type": _TYPES.get(problem, "invalid_request_error"), "message": message}
     return msgspec.json.encode({"type": "error", "error": told, "request_id": None})
-
-
-def status(problem: Problem) -> int:
-    return problem.http_status
 
 
 def overflow(prompt_tokens: int, window: int) -> str:

@@ -1,23 +1,16 @@
-"""What Chat Completions and Responses have in common: parts, custom tools, tool choice, schemas, errors.
+"""What Chat Completions and Responses have in common: custom tools, tool choice, schemas, errors.
 
 Promises: what a model sampled for a custom tool comes back as the same arguments, also where they were not
 `{"input": text}`.
 """
 
-import base64
-import binascii
-import hashlib
 from collections.abc import Iterable, Sequence
-from typing import Any
-from urllib.parse import unquote_to_bytes
 
 import msgspec
 
-from openforge.chat.contract import CUSTOM_PARAMETERS, Image, Message, Tool, ToolCall
+from openforge.chat.contract import CUSTOM_PARAMETERS, Tool, ToolCall
 from openforge.chat.dialect import BadRequest, Problem, ToolChoice
 
-MOST_STOPS = 16
-NULL = msgspec.Raw(b"null")
 _ANY_OBJECT = b'{"type":"object"}'
 _RAW = "raw"
 """Ends the id of a call to a custom tool whose arguments hold no `input`: its text is the arguments as they are."""
@@ -28,59 +21,6 @@ class _CustomInput(msgspec.Struct, forbid_unknown_fields=True):
 
 
 _INPUT = msgspec.json.Decoder(_CustomInput)
-
-
-# -- parts of messages
-
-
-class Gathered:
-    """The text and the images of one message: parts of an answer follow one another, others stand on own lines."""
-
-    def __init__(self, role: str) -> None:
-        self._role = role
-        self._join = "" if role == "assistant" else "\n"
-        self._texts: list[str] = []
-        self._length = 0
-        self._images: list[Image] = []
-        self.pictures: dict[str, bytes] = {}
-
-    def write(self, text: str) -> None:
-        if text:
-            self._length += len(text) + (len(self._join) if self._texts else 0)
-            self._texts.append(text)
-
-    def show(self, where: str, url: str) -> None:
-        image, picture = image_at(where, url, self._length)
-        self._images.append(image)
-        if picture:
-            self.pictures[image.digest] = picture
-
-    def message(self, **more: Any) -> Message:
-        return Message(
-            role=self._role,  # type: ignore[arg-type]
-            content=self._join.join(self._texts),
-            images=tuple(self._images),
-            **more,
-        )
-
-
-def image_at(where: str, url: str, at: int) -> tuple[Image, bytes]:
-    """The image behind a URL, and its bytes where the URL holds them."""
-    if not url.startswith("data:"):
-        return Image(digest=_digest(url.encode()), at=at), b""
-    head, comma, data = url.removeprefix("data:").partition(",")
-    media_type, *options = head.split(";")
-    try:
-        if not comma:
-            raise ValueError("it has no comma")
-        picture = base64.b64decode(data, validate=True) if "base64" in options else unquote_to_bytes(data)
-    except (binascii.Error, ValueError) as error:
-        raise BadRequest(f"{where} is no data URL: {error}") from error
-    return Image(digest=_digest(picture), media_type=media_type, size=len(picture), at=at), picture
-
-
-def _digest(data: bytes) -> str:
-    return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
 # -- custom tools
@@ -144,18 +84,6 @@ def schema_of(field: str, kind: str, schema: msgspec.Raw) -> bytes:
         case "json_schema":
             raise BadRequest(f"{field} has no schema: send a JSON schema")
     raise BadRequest(f"{field}.type = {kind!r} is unknown: use text, json_object or json_schema")
-
-
-def least(field: str, limits: Iterable[int | None]) -> int | None:
-    """The smallest of the token limits."""
-    given = [limit for limit in limits if limit is not None]
-    if any(limit < 1 for limit in given):
-        raise BadRequest(f"{field} = {min(given)} is too small: ask for at least 1, or leave it out")
-    return min(given, default=None)
-
-
-def not_offered(where: str, kind: str) -> str:
-    return f"{where} of type {kind!r} is not offered: nobody here would run it"
 
 
 # -- errors

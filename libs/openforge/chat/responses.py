@@ -11,20 +11,18 @@ import msgspec
 
 from openforge.chat.contract import Message, Tool, ToolCall
 from openforge.chat.dialect import KEEP_ALIVE, Answer, BadRequest, Head, Problem, Request, ToolChoice
+from openforge.chat.fields import ABSENT, UNREADABLE, least, not_offered, recorded
 from openforge.chat.openai_forms import (
-    NULL,
     CustomFormat,
-    Gathered,
     choice_of,
     custom_tool,
     error_body,
-    least,
-    not_offered,
     overflow,
     sampled_arguments,
     schema_of,
     told_input,
 )
+from openforge.chat.parts import Gathered
 from openforge.chat.sealed import given_back, seal
 from openforge.protos import FinishReason
 
@@ -117,7 +115,7 @@ class _Choice(msgspec.Struct):
 
 class _Format(msgspec.Struct):
     type: str = "text"
-    schema: msgspec.Raw = NULL
+    schema: msgspec.Raw = ABSENT
 
 
 class _Text(msgspec.Struct):
@@ -130,7 +128,7 @@ class _Body(msgspec.Struct):
     input: str | list[msgspec.Raw]
     model: str = ""
     instructions: str | None = None
-    tools: list[msgspec.Raw] | None = None
+    tools: msgspec.Raw = ABSENT
     tool_choice: str | _Choice | None = None
     parallel_tool_calls: bool | None = None
     text: _Text | None = None
@@ -140,12 +138,13 @@ class _Body(msgspec.Struct):
     store: bool | None = None
     background: bool | None = None
     previous_response_id: str | None = None
-    conversation: msgspec.Raw = NULL
-    prompt: msgspec.Raw = NULL
+    conversation: msgspec.Raw = ABSENT
+    prompt: msgspec.Raw = ABSENT
 
 
 _BODY = msgspec.json.Decoder(_Body)
-_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_TOOLS = msgspec.json.Decoder(list[msgspec.Raw] | None)
+_NO_TOOLS = msgspec.Raw(b"[]")
 _KIND = msgspec.json.Decoder(_Kind)
 _SAID = msgspec.json.Decoder(_Said)
 _FUNCTION_CALL = msgspec.json.Decoder(_FunctionCall)
@@ -161,18 +160,15 @@ _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant"
 
 def decode(body: bytes, route: str = "responses") -> Request:
     try:
-        read = _BODY.decode(body)
-        fields = _FIELDS.decode(body)
-        asked = {name: msgspec.json.decode(raw) for name, raw in fields.items() if name not in _NOT_SAMPLING}
-        return _request(read, asked)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        return _request(_BODY.decode(body), recorded(body, _NOT_SAMPLING))
+    except UNREADABLE as error:
         raise BadRequest(f"the body is not a Responses request: {error}") from error
 
 
 def _request(read: _Body, asked: dict[str, Any]) -> Request:
     _refuse_what_needs_a_store(read)
     tools = _Tools()
-    tools.add_all("tools", read.tools or [])
+    tools.add_all("tools", _TOOLS.decode(read.tools) or [])
     history = _History()
     if read.instructions:
         history.put(Message(role="system", content=read.instructions))
@@ -193,9 +189,11 @@ def _request(read: _Body, asked: dict[str, Any]) -> Request:
         tool_choice=choice,
         parallel_calls=read.parallel_tool_calls is not False,
         schema=schema_of("text.format", form.type, form.schema) if form else b"",
+        schema_at="text.format" if form else "",
         stream=bool(read.stream),
         wants=tuple(read.include or ()),
-        max_tokens=least("max_output_tokens", [read.max_output_tokens]),
+        tools_as_sent=read.tools if read.tools != ABSENT else _NO_TOOLS,
+        max_tokens=least("max_output_tokens", read.max_output_tokens),
         asked=asked,
         notes=(*tools.notes, *history.notes, *notes, *_unkept(read)),
         pictures=history.pictures,
@@ -211,7 +209,7 @@ def _refuse_what_needs_a_store(read: _Body) -> None:
     if read.background:
         raise BadRequest("background = true: responses are not kept here, send the call without it")
     for name, value in (("conversation", read.conversation), ("prompt", read.prompt)):
-        if value != NULL:
+        if value != ABSENT:
             raise BadRequest(f"{name} is kept nowhere here: send its content in input and instructions")
 
 
@@ -334,7 +332,7 @@ class _History:
             if part.text is not None or part.refusal is not None:
                 gathered.write(part.text or part.refusal or "")
             elif part.image_url or part.file_id:
-                gathered.show(f"{where}.content[{index}].image_url", part.image_url or f"file:{part.file_id}")
+                gathered.show_url(f"{where}.content[{index}].image_url", part.image_url or f"file:{part.file_id}")
             else:
                 raise BadRequest(f"{where} has a part of type {part.type!r}: this model reads text and images")
         self.pictures |= gathered.pictures
@@ -416,7 +414,7 @@ def _status(answer: Answer) -> str:
 def _response(
     head: Head, request: Request, output: list[dict[str, Any]], answer: Answer | None = None
 ) -> dict[str, Any]:
-    """What of the request is told back is what it said; `tools`, which are long, are not."""
+    """What of the request is told back is what it said."""
     status = _status(answer) if answer else "in_progress"
     asked = request.asked
     return {
@@ -439,7 +437,7 @@ def _response(
         "temperature": asked.get("temperature"),
         "text": asked.get("text") or {"format": {"type": "text"}},
         "tool_choice": asked.get("tool_choice") or "auto",
-        "tools": [],
+        "tools": request.tools_as_sent,
         "top_p": asked.get("top_p"),
         "truncation": "disabled",
         "usage": _usage(answer) if answer else None,
@@ -449,7 +447,7 @@ def _response(
 def _usage(answer: Answer) -> dict[str, Any]:
     return {
         "input_tokens": answer.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": 0},
+        "input_tokens_details": {"cached_tokens": answer.cached_tokens or 0},
         "output_tokens": answer.completion_tokens,
         "output_tokens_details": {"reasoning_tokens": answer.reasoning_tokens},
         "total_tokens": answer.prompt_tokens + answer.completion_tokens,
@@ -585,13 +583,9 @@ def error(problem: Problem, message: str) -> bytes:
     return error_body(problem, message, "input")
 
 
-def status(problem: Problem) -> int:
-    return problem.http_status
-
-
 def counted(tokens: int) -> bytes:
     """The answer to `POST /responses/input_tokens`."""
     return msgspec.json.encode({"object": "response.input_tokens", "input_tokens": tokens})
 
 
-__all__ = ["NAME", "ResponsesStream", "counted", "decode", "encode", "error", "overflow", "status", "stream"]
+__all__ = ["NAME", "ResponsesStream", "counted", "decode", "encode", "error", "overflow", "stream"]

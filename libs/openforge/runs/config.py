@@ -145,13 +145,16 @@ class LoraSection(_Section, frozen=True, kw_only=True):
 
 
 class TrainingSection(_Section, frozen=True, kw_only=True):
-    """Which of a harness's conversations are trained beside the agent's own.
+    """Which of a harness's calls are trained beside the free answers of the agent itself.
 
-    `context`: their tokens are counted and left out. `side_calls` are titles, summaries and the like.
+    `context`: their tokens are counted and left out. `side_calls` are titles, summaries and the like. `guided` are
+    answers that had to match a grammar or a schema, such as forced calls: `train` takes what the guide left of the
+    policy's distribution for an older policy. A harness that asks for a schema in each call trains nothing without it.
     """
 
     side_calls: Literal["train", "context"] = "train"
     sub_agents: Literal["train", "context"] = "train"
+    guided: Literal["train", "context"] = "context"
 
 
 class LearnerSection(_Section, frozen=True, kw_only=True):

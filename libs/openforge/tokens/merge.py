@@ -47,18 +47,25 @@ class Merged(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float
 
 
-def merge(conversation: Conversation, *, context: Collection[Caller] = (), orphaned: Collection[int] = ()) -> Merged:
+def merge(
+    conversation: Conversation,
+    *,
+    context: Collection[Caller] = (),
+    guided: bool = True,
+    orphaned: Collection[int] = (),
+) -> Merged:
     """The sequences to train; raises `RecordBroken` where the turns do not belong together.
 
-    Turns of the callers in `context` are not trained, and neither are `orphaned` ones, whose answers came to
-    nobody, unless the harness went on from them.
+    Turns of the callers in `context` are not trained, `guided` ones only if it is true, and neither are `orphaned`
+    ones, whose answers came to nobody, unless the harness went on from them.
     """
     heads = {turn.fact.turn: _continued(conversation, turn) for turn in conversation}
     used = _used(conversation, heads, orphaned)
-    beside = _beside(conversation, heads, context)
-    trained = used - beside
+    beside = _beside(conversation, heads, context, guided)
+    trained = used - beside.keys()
     sequences = tuple(_sequence(chain) for chain in _chains(conversation, trained))
-    dropped = _dropped(conversation, trained, used & beside, orphaned, heads)
+    aside = {number: beside[number] for number in used & beside.keys()}
+    dropped = _dropped(conversation, trained, aside, orphaned)
     sampled = sum(turn.sampled_length for turn in conversation)
     delivered = sampled - sum(entry.tokens for entry in dropped)
     prompt, least = _prompt_tokens(sequences, delivered)
@@ -169,11 +176,17 @@ def _breaks(conversation: Conversation, heads: dict[int, int | None]) -> dict[Br
     return dict(breaks)
 
 
-def _beside(conversation: Conversation, heads: dict[int, int | None], context: Collection[Caller]) -> set[int]:
-    """The turns of callers that are not trained."""
-    if not context:
-        return set()
-    return {turn.fact.turn for turn in conversation if _caller_of(conversation, heads, turn) in context}
+def _beside(
+    conversation: Conversation, heads: dict[int, int | None], context: Collection[Caller], guided: bool
+) -> dict[int, str]:
+    """The turns that are not trained whatever became of them, and why."""
+    beside: dict[int, str] = {}
+    for turn in conversation:
+        if not guided and turn.fact.guided:
+            beside[turn.fact.turn] = "guided"
+        if context and (caller := _caller_of(conversation, heads, turn)) in context:
+            beside[turn.fact.turn] = caller.value
+    return beside
 
 
 def _chains(conversation: Conversation, trained: set[int]) -> list[_Chain]:
@@ -243,16 +256,14 @@ def _versions_within(turn: RebuiltTurn, span: Span) -> list[VersionSpan]:
 def _dropped(
     conversation: Conversation,
     trained: set[int],
-    beside: set[int],
+    aside: dict[int, str],
     orphaned: Collection[int],
-    heads: dict[int, int | None],
 ) -> tuple[Dropped, ...]:
     tokens: Counter[str] = Counter()
     for turn in conversation:
         if turn.fact.turn in trained or not turn.sampled_length:
             continue
-        aside = turn.fact.turn in beside
-        why = _caller_of(conversation, heads, turn).value if aside else _why_dropped(turn, orphaned)
+        why = aside.get(turn.fact.turn) or _why_dropped(turn, orphaned)
         tokens[why] += turn.sampled_length
     return tuple(Dropped(reason=reason, tokens=tokens[reason]) for reason in sorted(tokens))
 

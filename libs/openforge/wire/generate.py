@@ -77,10 +77,17 @@ class PromptLogprob(msgspec.Struct, kw_only=True):
     logprob: float
 
 
+class PromptTokensDetails(msgspec.Struct, kw_only=True):
+    """`cached_tokens` of the prompt were not computed for this call."""
+
+    cached_tokens: int | None = None
+
+
 class Usage(msgspec.Struct, kw_only=True):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     total_tokens: int = 0
+    prompt_tokens_details: PromptTokensDetails | None = None
 
 
 class GenerateResponse(msgspec.Struct, kw_only=True):

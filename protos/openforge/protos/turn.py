@@ -54,10 +54,11 @@ class TurnRecorded(Fact, frozen=True, kw_only=True, tag=True):
 
     The prompt is the first `prefix` tokens of the parent's prompt-and-answer, then `suffix`.
     `sampled` are the engine's own ids with their `logprobs` (processed: of the distribution that
-    was sampled from). `versions` and `forced` (tokens a guide dictated) count from the first
-    sampled token. `messages` is the JSON list of messages that the parent does not have, `reply` the JSON
-    message the harness was told, `asked` the JSON of the sampling fields it sent. `tools` is the JSON
-    tool list, empty where it is the parent's. The conversation that was sent is the first `kept` messages of
+    was sampled from). `guided`: that is what a grammar or a schema left of the policy's own.
+    `versions` and `forced` (tokens a guide dictated) count from the first sampled token. `messages` is
+    the JSON list of messages that the parent does not have, `reply` the JSON message the harness was
+    told, `asked` the JSON of the sampling fields it sent. `tools` is the JSON tool list, empty where it
+    is the parent's. The conversation that was sent is the first `kept` messages of
     the parent's (its reply included), then `messages`; messages are `openforge.chat` Messages.
     """
 
@@ -92,6 +93,7 @@ class TurnRecorded(Fact, frozen=True, kw_only=True, tag=True):
     images: tuple[str, ...] = ()
     routed_experts: BlobRef | None = None
     caller: Caller = Caller.MAIN
+    guided: bool = False
 
     def key(self) -> tuple[str | int, ...]:
         return (self.episode, self.attempt, self.turn)

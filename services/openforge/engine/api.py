@@ -24,6 +24,7 @@ from openforge.wire.generate import (
     GenerateResponse,
     Logprobs,
     PromptLogprob,
+    PromptTokensDetails,
     SamplingParams,
     TokenLogprob,
     Usage,
@@ -230,7 +231,10 @@ def _answer(engine: EmbeddedEngine, call: Call, asked: GenerateRequest, start: i
         choice.finish_reason, choice.stop_reason = request.ended.finish, request.ended.reason
         choice.weight_versions = request.spans
         response.usage = Usage(
-            prompt_tokens=len(request.prompt), completion_tokens=end, total_tokens=len(request.prompt) + end
+            prompt_tokens=len(request.prompt),
+            completion_tokens=end,
+            total_tokens=len(request.prompt) + end,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=request.cached_tokens),
         )
     return response
 

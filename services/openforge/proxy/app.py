@@ -147,7 +147,14 @@ def _words(dialect: Dialect, refusal: Refusal) -> str:
 
 
 def _refused(dialect: Dialect, problem: Problem, message: str) -> Response:
-    return _json(dialect.error(problem, message), dialect.status(problem))
+    body = dialect.error(problem, message)
+    headers = {"x-should-retry": _should_retry(problem)}
+    return Response(body, problem.http_status, headers, media_type="application/json")
+
+
+def _should_retry(problem: Problem) -> str:
+    """Clients of both large vendors do as this header says; left to themselves they repeat a 409."""
+    return "true" if problem.may_pass else "false"
 
 
 class _Delivery:
@@ -230,7 +237,8 @@ class _Delivery:
             await _write(send, self._stream.error(refusal.problem, words), more=False)
         else:
             body = self._dialect.error(refusal.problem, words)
-            await _send_json(send, self._dialect.status(refusal.problem), body)
+            repeat = _should_retry(refusal.problem).encode()
+            await _send_json(send, refusal.problem.http_status, body, (b"x-should-retry", repeat))
 
     async def _say(self, send: Send, stream: Stream, piece: bytes, *, more: bool = True) -> None:
         if not self._open:
@@ -253,7 +261,7 @@ async def _write(send: Send, body: bytes, *, more: bool = True) -> None:
     await send({"type": "http.response.body", "body": body, "more_body": more})
 
 
-async def _send_json(send: Send, status: int, body: bytes) -> None:
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+async def _send_json(send: Send, status: int, body: bytes, *more: tuple[bytes, bytes]) -> None:
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *more]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await _write(send, body, more=False)

@@ -19,7 +19,7 @@ from openforge.chat.dialect import Problem
 from openforge.protos import EngineIdentity, FinishReason, Sampling, Timing, TurnStatus, VersionSpan
 from openforge.proxy.context import Context
 from openforge.proxy.core import OpenCall, Placement, Sampled, Turn
-from openforge.proxy.upstream import EngineBroken, EngineRefused, Piece
+from openforge.proxy.upstream import EngineBroken, EngineDeclined, EngineRefused, Piece
 from openforge.service import log
 from openforge.wire.generate import GenerateRequest, SamplingParams, StructuredOutputs
 
@@ -46,7 +46,7 @@ class Overflow(Refusal):
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be sampled. `name` says whose call it is; `calls`: the answer may hold tool calls; `pictures` are the
-    bytes of its images by digest, `guide` is what the answer has to match.
+    bytes of its images by digest, `guide` is what the answer has to match and `guided_by` the fields that say so.
     """
 
     name: str
@@ -57,6 +57,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     asked: bytes
     pictures: Mapping[str, bytes] = {}
     guide: Guide | None = None
+    guided_by: str = ""
 
 
 Record = Callable[["Call", TurnStatus], Awaitable[Turn]]
@@ -213,7 +214,7 @@ class Call:
                 await self._sample_once()
                 return
             except EngineRefused as error:
-                raise self._failed(str(error)) from error
+                raise self._refused(error) from error
             except EngineBroken as error:
                 pause_s = patience.pause_s(progress=bool(self.sampled.ids))
                 if self.shown or pause_s is None:
@@ -256,12 +257,19 @@ class Call:
         self.sampled.logprobs += piece.logprobs
         if piece.finish is not None:
             self.sampled.finish, self.sampled.stop, self.sampled.versions = piece.finish, piece.stop, piece.versions
+            self.sampled.cached_tokens = piece.cached_tokens
         self._show_more()
 
     def _begin_again(self) -> None:
         self.sampled = Sampled()
         self.reasoning = self.text = ""
         self._feed = self._new_feed() if self._feed is not None else None
+
+    def _refused(self, error: EngineRefused) -> Refusal:
+        """What is wrong with a guide is the harness's to mend: everything else in a call to the engine is ours."""
+        if self.order.guide is not None and isinstance(error, EngineDeclined):
+            return Refusal(Problem.BAD_REQUEST, f"{self.order.guided_by} cannot be followed: {error}")
+        return self._failed(str(error))
 
     def _failed(self, why: str) -> Refusal:
         log.warning("engine failed", call=self.order.name, why=why)

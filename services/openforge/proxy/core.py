@@ -355,12 +355,16 @@ def room(prompt_tokens: int, window: int, limits: Iterable[int | None]) -> int:
 def reply_of(renderer: Renderer, sampled: Sampled, tools: Sequence[Tool], call_id: str) -> Message:
     """The message that the harness is told; its tool calls carry ids that begin with `call_id`."""
     parsed = renderer.parse(sampled.ids, tools)
-    content = cut_at_stop(parsed.content, [sampled.stop]) if sampled.stop else parsed.content
+    content, reasoning = parsed.content, parsed.reasoning
+    if sampled.stop and sampled.stop != renderer.call_ends:
+        content = cut_at_stop(content, [sampled.stop])
+        if not content and not parsed.tool_calls:
+            reasoning = cut_at_stop(reasoning, [sampled.stop]).rstrip("\n")
     calls = tuple(
         ToolCall(id=f"{call_id}{index}", name=call.name, arguments=call.arguments)
         for index, call in enumerate(parsed.tool_calls)
     )
-    return Message(role="assistant", content=content, reasoning=parsed.reasoning, tool_calls=calls)
+    return Message(role="assistant", content=content, reasoning=reasoning, tool_calls=calls)
 
 
 @dataclass(slots=True, frozen=True)

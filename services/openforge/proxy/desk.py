@@ -62,6 +62,12 @@ def _forced(logprobs: Sequence[float]) -> tuple[Span, ...]:
     return tuple(spans)
 
 
+def _guided_by(request: Request) -> str:
+    """The fields that an answer has to match."""
+    tools = request.calls and (request.tool_choice.mode != "auto" or request.tool_choice.names or request.schema)
+    return " or ".join(field for field in ("tools" if tools else "", request.schema_at) if field)
+
+
 class Desk:
     def __init__(self, context: Context, episode: str, attempt: int) -> None:
         self.closed = False
@@ -96,6 +102,7 @@ class Desk:
             tree.restore(facts)
             for turn, known in zip(tree.turns, self._tree.turns, strict=False):
                 turn.received = turn.received or known.received
+                turn.cached_tokens = known.cached_tokens
         except RecordBroken as error:
             log.error("record broken", error=error, episode=self._episode, attempt=self._attempt)
             self.closed = True  # the verifier says what that means; here nothing can be continued
@@ -144,15 +151,17 @@ class Desk:
         if len(self._tree.turns) + len(self._calls) >= key.turns:
             raise Refusal(Problem.OUT_OF_TURNS, f"this attempt may make {key.turns} model calls and has made them")
         placement = self._tree.place(dataclasses.replace(question, digest=digest))
+        guide = self._guide(request)
         order = Order(
             name=self._name,
             placement=placement,
-            sampling=self._sampling(key, request, placement.prompt_tokens),
+            sampling=self._sampling(key, request, placement.prompt_tokens, self._stops(request, guide)),
             calls=request.calls,
             dialect=dialect,
             asked=asked,
             pictures=request.pictures,
-            guide=self._guide(request),
+            guide=guide,
+            guided_by=_guided_by(request) if guide is not None else "",
         )
         return self._begin(order)
 
@@ -160,6 +169,13 @@ class Desk:
         return self._context.renderer.guide(
             request.tools, request.tool_choice, parallel=request.parallel_calls, schema=request.schema
         )
+
+    def _stops(self, request: Request, guide: Guide | None) -> tuple[str, ...]:
+        """Where the answer ends. One that may make a single call, and is not guided, ends with its first one."""
+        stops = (*self._context.config.sampling.stop, *request.stop)
+        if guide is None and request.calls and not request.parallel_calls:
+            stops = (*stops, self._context.renderer.call_ends)
+        return tuple(dict.fromkeys(stops))
 
     def _noted(self, request: Request) -> Request:
         """With a note of what this model does not get to see."""
@@ -192,6 +208,7 @@ class Desk:
             finish=turn.finish,
             prompt_tokens=turn.prompt_tokens,
             completion_tokens=turn.sampled_tokens,
+            cached_tokens=turn.cached_tokens,
             reasoning_tokens=reasoning_tokens,
             stop=stop,
         )
@@ -201,7 +218,7 @@ class Desk:
         self.refused += 1
         raise ended(self._name)
 
-    def _sampling(self, key: AttemptKey, request: Request, prompt_tokens: int) -> Sampling:
+    def _sampling(self, key: AttemptKey, request: Request, prompt_tokens: int, stops: tuple[str, ...]) -> Sampling:
         pinned = self._context.config.sampling
         window = self._context.config.model.context
         try:
@@ -213,7 +230,7 @@ class Desk:
             top_p=pinned.top_p,
             top_k=pinned.top_k,
             max_tokens=tokens,
-            stop=tuple(dict.fromkeys((*pinned.stop, *request.stop))),
+            stop=stops,
             seed=self._seed(),
         )
 
@@ -243,6 +260,8 @@ class Desk:
             self._failed.discard(digest)
         elif isinstance(outcome, Refusal) and outcome.problem is Problem.ENGINE_FAILED:
             self._failed.add(digest)
+        elif isinstance(outcome, Refusal) and outcome.problem is Problem.BAD_REQUEST:
+            self.malformed += 1
 
     # -- telling turns
 
@@ -274,7 +293,7 @@ class Desk:
             call.timing(),
         )
         if order.guide is not None:
-            fact = msgspec.structs.replace(fact, forced=_forced(call.sampled.logprobs))
+            fact = msgspec.structs.replace(fact, guided=True, forced=_forced(call.sampled.logprobs))
         if images := _images(question.messages[placement.kept :]):
             await self._keep(order.pictures)
             fact = msgspec.structs.replace(fact, images=images)
@@ -296,7 +315,9 @@ class Desk:
             s=fact.timing.recorded_s,
         )
         self._told.add(fact.turn)
-        return self._tree.add(fact, placement, reply)
+        turn = self._tree.add(fact, placement, reply)
+        turn.cached_tokens = call.sampled.cached_tokens
+        return turn
 
     async def _keep(self, pictures: Mapping[str, bytes]) -> None:
         """What a record refers to is there before the record is."""

@@ -17,8 +17,8 @@ class Turn:
 
     `received`: its answer was written to a harness that was still there; None where that is not known. `followed`:
     a later call of the same caller went on from it and was answered. `calls` are the ids of the conversation's tool
-    calls. `ids` is None where turn `continued_by` begins
-    with them.
+    calls. `ids` is None where turn `continued_by` begins with them. `cached_tokens` of its prompt the engine had
+    computed before; None where that is not known.
     """
 
     number: int
@@ -42,6 +42,7 @@ class Turn:
     continued_by: int | None = None
     received: bool | None = None
     followed: bool = False
+    cached_tokens: int | None = None
 
     @property
     def sampled_tokens(self) -> int:
@@ -108,6 +109,7 @@ class Sampled:
     versions: tuple[VersionSpan, ...] = ()
     finish: FinishReason = FinishReason.ABORT
     stop: str = ""
+    cached_tokens: int | None = None
 
 
 @dataclass(slots=True)

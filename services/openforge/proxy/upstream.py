@@ -13,12 +13,13 @@ import msgspec
 from openforge.bus import BadSettings
 from openforge.protos import FinishReason, VersionSpan
 from openforge.proxy.posting import Broken, Posting
-from openforge.wire.generate import Choice, GenerateRequest, WeightVersionSpan
+from openforge.wire.generate import Choice, GenerateRequest, Usage, WeightVersionSpan
 
 SENTINEL = -9000.0
 """vLLM gives -9999 for tokens that its own processing masked: no sampled token has that."""
 
 _TRY_AGAIN = frozenset({404, 408, 409, 425, 429})
+_DECLINED = frozenset({400, 422})
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 
@@ -26,6 +27,7 @@ class _Chunk(msgspec.Struct):
     """What is read of a `GenerateResponse`; the prompt only as bytes, since it is long and normally as expected."""
 
     choices: list[Choice] = []
+    usage: Usage | None = None
     prompt_token_ids: msgspec.Raw = msgspec.Raw(b"null")
 
 
@@ -41,14 +43,22 @@ class EngineRefused(Exception):
     """The engine will not answer this call, or answered what cannot be."""
 
 
+class EngineDeclined(EngineRefused):
+    """The call is not one that the engine can answer."""
+
+
 class Piece(msgspec.Struct, frozen=True):
-    """Some ids of an answer. The last piece has `finish`, and `versions` that cover the whole answer."""
+    """Some ids of an answer. The last piece has `finish`, and `versions` that cover the whole answer.
+
+    `cached_tokens` of the prompt were not computed for it; None where the engine does not say.
+    """
 
     ids: list[int]
     logprobs: list[float]
     finish: FinishReason | None = None
     stop: str = ""
     versions: tuple[VersionSpan, ...] = ()
+    cached_tokens: int | None = None
 
 
 class Engine:
@@ -79,7 +89,7 @@ def _refuse(status: int, body: bytes) -> None:
     said = f"the engine answered {status}: {body.decode(errors='replace')}"
     if status >= 500 or status in _TRY_AGAIN:
         raise EngineBroken(said)
-    raise EngineRefused(said)
+    raise EngineDeclined(said) if status in _DECLINED else EngineRefused(said)
 
 
 async def _pieces(content: AsyncGenerator[bytes], prompt: list[int], sent: bytes) -> AsyncIterator[Piece]:
@@ -96,7 +106,7 @@ async def _pieces(content: AsyncGenerator[bytes], prompt: list[int], sent: bytes
             raise EngineRefused("the engine answered another prompt than it was sent")
         for choice in chunk.choices:
             sampled += len(choice.token_ids)
-            yield _piece(choice, sampled)
+            yield _piece(choice, sampled, chunk.usage)
             ended = ended or choice.finish_reason is not None
     if not ended:
         raise EngineBroken("the engine's answer has no end")
@@ -122,7 +132,7 @@ async def _events(content: AsyncGenerator[bytes]) -> AsyncIterator[bytes]:
                 yield event[6:].strip()
 
 
-def _piece(choice: Choice, sampled: int) -> Piece:
+def _piece(choice: Choice, sampled: int, usage: Usage | None) -> Piece:
     logprobs = [entry.logprob for entry in choice.logprobs.content] if choice.logprobs else []
     if len(logprobs) != len(choice.token_ids):
         raise EngineRefused(f"the engine sent {len(logprobs)} log-probs for {len(choice.token_ids)} tokens")
@@ -138,6 +148,7 @@ def _piece(choice: Choice, sampled: int) -> Piece:
         _FINISH[choice.finish_reason],
         choice.stop_reason if isinstance(choice.stop_reason, str) else "",
         _versions(choice.weight_versions or [], sampled),
+        usage.prompt_tokens_details.cached_tokens if usage and usage.prompt_tokens_details else None,
     )
 
 

@@ -67,7 +67,9 @@ def record_of(evidence: Evidence, training: TrainingSection = TrainingSection())
         return Failure(FailReason.ENGINE_FAILED, f"{sealed.engine_failures} model {calls} not answered")
     try:
         conversation = rebuild(evidence.turns, sealed.turns)
-        merged = merge(conversation, context=_context(training), orphaned=sealed.orphaned)
+        merged = merge(
+            conversation, context=_context(training), guided=training.guided == "train", orphaned=sealed.orphaned
+        )
     except RecordBroken as error:
         return Failure(FailReason.RECORD_BROKEN, str(error))
     if not merged.sampled_tokens:

@@ -58,7 +58,10 @@ async def test_an_answer_has_ids_logprobs_spans_and_usage(engine: ServedEngine, 
     assert answer["prompt_token_ids"] == [1, 50, 60]
     assert choice["finish_reason"] in {"length", "stop"}
     count = len(choice["token_ids"])
+    cached = answer["usage"].pop("prompt_tokens_details")["cached_tokens"]
     assert answer["usage"] == {"prompt_tokens": 3, "completion_tokens": count, "total_tokens": 3 + count}
+    again = (await engine.generate([1, 50, 60])).json()
+    assert 0 <= cached < again["usage"]["prompt_tokens_details"]["cached_tokens"] == 2
     assert choice["weight_versions"] == [{"version": "7", "start": 0, "end": count}]
     assert [entry["token_id"] for entry in choice["logprobs"]["content"]] == choice["token_ids"]
     stated = [entry["logprob"] for entry in choice["logprobs"]["content"]]

@@ -322,3 +322,81 @@ async def test_reasoning_is_told_apart_and_continues_the_branch_where_it_comes_b
     first, second = await proxy.turns()
     assert second.cause is (BranchCause.CONTINUED if keeps else BranchCause.REASONING_DROPPED)
     assert json.loads(first.reply)["reasoning"] == "Hm."
+
+
+CALL = '<tool_call>\n{"name": "bash", "arguments": {"command": "%s"}}\n</tool_call>'
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_an_answer_that_may_make_one_call_ends_with_it(
+    proxy: ProxyAtWork, stub_engine: StubEngine, streaming: bool
+) -> None:
+    """What the harness is told is all that was sampled, and the next prompt goes on from it."""
+    stub_engine.says("Doing.\n" + CALL % "ls" + "\n" + CALL % "pwd", "Done.")
+    client = await proxy.client()
+    asked = {"model": "m", "tools": TOOLS, "parallel_tool_calls": False}
+    if streaming:
+        async with client.chat.completions.stream(**asked, messages=[USER]) as stream:
+            told = (await stream.get_final_completion()).choices[0]
+    else:
+        told = (await client.chat.completions.create(**asked, messages=[USER])).choices[0]
+    assert (told.finish_reason, told.message.content) == ("tool_calls", "Doing.")
+    [call] = told.message.tool_calls or []
+    assert json.loads(call.function.arguments) == {"command": "ls"}
+    result = {"role": "tool", "tool_call_id": call.id, "content": "a"}
+    await client.chat.completions.create(**asked, messages=[USER, told.message.model_dump(exclude_none=True), result])
+    first, second = await proxy.turns()
+    sampled = ids_of("Doing.\n" + CALL % "ls")
+    assert (unpack_ids(first.sampled), first.sampling.stop, first.guided) == (sampled, ("</tool_call>",), False)
+    assert second.cause is BranchCause.CONTINUED
+    assert stub_engine.requests[1].token_ids[: len(stub_engine.requests[0].token_ids) + len(sampled) + 1] == [
+        *stub_engine.requests[0].token_ids,
+        *sampled,
+        stopped("")[0],
+    ]
+    assert merge(rebuild([first, second])).delivered_fraction == 1.0
+
+
+async def test_functions_of_old_make_one_call(proxy: ProxyAtWork, stub_engine: StubEngine) -> None:
+    stub_engine.says(CALL % "ls" + "\n" + CALL % "pwd", "Done.")
+    client = await proxy.client()
+    asked = {"model": "m", "functions": [TOOLS[0]["function"]]}
+    told = (await client.chat.completions.create(**asked, messages=[USER])).choices[0]
+    assert told.finish_reason == "function_call"
+    assert told.message.function_call is not None
+    result = {"role": "function", "name": "bash", "content": "a"}
+    await client.chat.completions.create(**asked, messages=[USER, told.message.model_dump(exclude_none=True), result])
+    turns = await proxy.turns()
+    assert unpack_ids(turns[0].sampled) == ids_of(CALL % "ls")
+    assert turns[1].cause is BranchCause.CONTINUED
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_a_stop_string_ends_reasoning_too_and_is_not_told(
+    proxy: ProxyAtWork, stub_engine: StubEngine, streaming: bool
+) -> None:
+    stub_engine.says("<think>\nLet me see: STOP here\n</think>\n\nDone.")
+    client = await proxy.client()
+    asked = {"model": "m", "messages": [USER], "stop": ["STOP"]}
+    if streaming:
+        deltas = [chunk.choices[0].delta async for chunk in await client.chat.completions.create(**asked, stream=True)]
+        told = "".join(getattr(delta, "reasoning_content", "") or "" for delta in deltas)
+    else:
+        told = (await client.chat.completions.create(**asked)).choices[0].message.reasoning_content
+    assert told.rstrip() == "Let me see:"
+    [turn] = await proxy.turns()
+    assert json.loads(turn.reply)["reasoning"].rstrip() == "Let me see:"
+    assert unpack_ids(turn.sampled)[-1] == ids_of("STOP")[-1]
+
+
+async def test_tools_that_are_allowed_are_asked_of_the_engine(proxy: ProxyAtWork, stub_engine: StubEngine) -> None:
+    client = await proxy.client()
+    tools = [*TOOLS, {"type": "function", "function": {"name": "other", "parameters": {"type": "object"}}}]
+    named = [{"type": "function", "function": {"name": "bash"}}]
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": named}}
+    await client.chat.completions.create(model="m", messages=[USER], tools=tools, tool_choice=choice)
+    wanted = stub_engine.requests[0].sampling_params.structured_outputs
+    assert wanted is not None
+    assert wanted.grammar is not None
+    assert "bash" in wanted.grammar
+    assert "other" not in wanted.grammar

@@ -324,3 +324,31 @@ async def test_a_taken_port_is_named(idle_proxy: ProxyAtWork, stub_engine: StubE
     idle_proxy.set(proxy_url=stub_engine.url)
     with pytest.raises(ValueError, match=r"OPENFORGE_PROXY_URL = .* cannot be listened on"):
         listen(idle_proxy.settings)
+
+
+async def test_clients_are_told_what_is_worth_a_repeat(idle_proxy: ProxyAtWork, stub_engine: StubEngine) -> None:
+    """The official client repeats a 409 of its own accord, and does as the header says."""
+    idle_proxy.set(engine_patience_s=0.1)
+    await idle_proxy.start()
+    client = (await idle_proxy.client()).with_options(max_retries=1)
+    stub_engine.fail = 100
+    with pytest.raises(openai.InternalServerError) as failed:
+        await client.chat.completions.create(model="m", messages=[USER])
+    assert failed.value.response.headers["x-should-retry"] == "true"
+    with pytest.raises(openai.BadRequestError) as refused:
+        await client.chat.completions.create(model="m", messages=[])
+    assert refused.value.response.headers["x-should-retry"] == "false"
+    sealing = asyncio.create_task(idle_proxy.end())
+    await sealing
+    asked = len(stub_engine.requests)
+    calls = 0
+
+    async def count(request: httpx.Request) -> None:
+        nonlocal calls
+        calls += 1
+
+    async with httpx.AsyncClient(event_hooks={"request": [count]}) as http:
+        counted = client.with_options(http_client=http, max_retries=2)
+        with pytest.raises(openai.ConflictError):
+            await counted.chat.completions.create(model="m", messages=[USER])
+    assert (calls, len(stub_engine.requests)) == (1, asked)

@@ -1,5 +1,7 @@
 """The official Gemini client against the proxy: what it is told, and what is recorded."""
 
+import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -8,9 +10,9 @@ import pytest
 from google import genai
 from google.genai import errors, types
 from proxy_fixtures import ProxyAtWork
-from stub_engine import StubEngine, ids_of
+from stub_engine import Gate, StubEngine, ids_of
 
-from openforge.protos import BranchCause
+from openforge.protos import BranchCause, TurnStatus
 from openforge.tokens import merge, rebuild
 
 pytestmark = pytest.mark.filterwarnings("ignore:Inheritance class AiohttpClientSession:DeprecationWarning")
@@ -123,3 +125,26 @@ async def test_without_alt_sse_a_stream_is_one_json_array(proxy: ProxyAtWork, st
     parts = [part for chunk in answer.json() for part in chunk["candidates"][0]["content"]["parts"]]
     assert "".join(part["text"] for part in parts) == "abc"
     assert answer.json()[-1]["candidates"][0]["finishReason"] == "STOP"
+
+
+async def test_a_client_that_gave_up_joins_its_first_call_when_it_repeats(
+    proxy: ProxyAtWork, stub_engine: StubEngine
+) -> None:
+    """gemini-cli takes a minute of silence for an end, and nothing can be sent to keep it: it asks again soon."""
+    gate = Gate(upto=0)
+    stub_engine.pace = gate
+    stub_engine.says("abc")
+    key = await proxy.key()
+    url = f"{base_of(proxy)}/v1beta/models/m:streamGenerateContent?alt=sse"
+    body = {"contents": [{"role": "user", "parts": [{"text": "hi"}]}]}
+    async with httpx.AsyncClient(headers={"x-goog-api-key": key}) as client:
+        with pytest.raises(httpx.ReadTimeout):
+            await client.post(url, json=body, timeout=httpx.Timeout(30.0, read=0.5))
+        await gate.reached.wait()
+        again = asyncio.create_task(client.post(url, json=body, timeout=30.0))
+        gate.open()
+        answer = await again
+    chunks = [json.loads(line.removeprefix("data: ")) for line in answer.text.splitlines() if line]
+    assert "".join(chunk["candidates"][0]["content"]["parts"][0]["text"] for chunk in chunks) == "abc"
+    [turn] = await proxy.turns()
+    assert (len(stub_engine.requests), turn.status) == (1, TurnStatus.DELIVERED)

@@ -153,9 +153,40 @@ async def test_forced_calls_are_asked_of_the_engine_and_tokens_without_alternati
     assert wanted.grammar.startswith('start: call ("\\n" call)*\n')
     [turn] = await proxy.turns()
     assert turn.forced == (Span(0, 2), Span(4, 1))
+    assert turn.guided
     assert merge(rebuild([turn])).delivered_fraction == 1.0
     form: Any = {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}}}
     await client.responses.create(model="m", input="hi", text=form)
     assert stub_engine.requests[1].sampling_params.structured_outputs == StructuredOutputs(json='{"type":"object"}')
     await client.responses.create(model="m", input="hi")
     assert stub_engine.requests[2].sampling_params.structured_outputs is None
+
+
+async def test_a_schema_that_no_engine_can_follow_is_a_bad_request_that_names_the_field(
+    proxy: ProxyAtWork, stub_engine: StubEngine
+) -> None:
+    stub_engine.fail_status, stub_engine.fail = 400, 4
+    client = await proxy.client()
+    form: Any = {"format": {"type": "json_schema", "name": "n", "schema": {"type": 3}}}
+    tool: Any = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": 3}}
+    for streaming in (False, True):
+        with pytest.raises(openai.BadRequestError, match=r"text\.format cannot be followed") as refused:
+            await client.responses.create(model="m", input="hi", text=form, stream=streaming)
+        assert refused.value.response.headers["x-should-retry"] == "false"
+    with pytest.raises(openai.BadRequestError, match="tools cannot be followed"):
+        await client.responses.create(model="m", input="hi", tools=[tool], tool_choice="required")
+    with pytest.raises(openai.BadRequestError, match=r"tools or text\.format cannot be followed"):
+        await client.responses.create(model="m", input="hi", text=form, tools=[tool])
+    sealed = await proxy.end()
+    assert (sealed.malformed, sealed.engine_failures, sealed.turns) == (4, 0, ())
+
+
+async def test_what_the_engine_had_computed_before_is_told(proxy: ProxyAtWork, stub_engine: StubEngine) -> None:
+    client = await proxy.client()
+    first = await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}])
+    assert first.usage is not None
+    assert first.usage.prompt_tokens_details is None
+    stub_engine.cached_tokens = 7
+    second = await client.responses.create(model="m", input="ho")
+    assert second.usage is not None
+    assert second.usage.input_tokens_details.cached_tokens == 7

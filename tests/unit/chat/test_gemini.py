@@ -134,7 +134,7 @@ def test_declarations_of_both_kinds_are_tools_and_hosted_tools_are_noted() -> No
     request = decoded(tools=[{"functionDeclarations": declared}, {"googleSearch": {}}])
     assert [(tool.name, tool.parameters) for tool in request.tools] == [("f", PLAIN_SCHEMA), ("g", {"type": "object"})]
     [note] = request.notes
-    assert note.startswith("tools[1].googleSearch is not offered")
+    assert note.startswith("tools[1] of type 'googleSearch' is not offered")
 
 
 def test_choices_limits_schemas_and_thinking_are_read() -> None:
@@ -153,6 +153,14 @@ def test_choices_limits_schemas_and_thinking_are_read() -> None:
     assert json.loads(request.schema) == PLAIN_SCHEMA
     assert request.asked["generationConfig"]["temperature"] == 1
     assert json.loads(decoded(generationConfig={"responseJsonSchema": {"type": "object"}}).schema) == {"type": "object"}
+
+
+def test_json_without_a_schema_is_any_object() -> None:
+    asked = decoded(generationConfig={"responseMimeType": "application/json"})
+    assert (asked.schema, asked.schema_at) == (b'{"type":"object"}', "generationConfig.responseMimeType")
+    snake = decoded(generationConfig={"response_mime_type": "application/json", "response_schema": {"type": "STRING"}})
+    assert (snake.schema, snake.schema_at) == (b'{"type":"string"}', "generationConfig.responseSchema")
+    assert decoded(generationConfig={"responseMimeType": "text/plain"}).schema == b""
 
 
 def test_the_route_says_which_model_and_what_form_of_answer() -> None:

@@ -181,7 +181,7 @@ def test_limits_schemas_and_what_only_the_record_needs() -> None:
         ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "reads text and images"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:image/png;base64,?"}]}]},
-            r"input\[0\]\.content\[0\]\.image_url is no data URL",
+            r"input\[0\]\.content\[0\]\.image_url is no base64",
         ),
         ({"previous_response_id": "resp_1"}, "send the whole conversation in input"),
         ({"background": True}, "background = true"),
@@ -378,3 +378,10 @@ def test_problems_have_the_dialects_shape() -> None:
     last = events(stream.start() + stream.text("a") + stream.error(Problem.ENGINE_FAILED, "gone"))[-1]
     assert (last["type"], last["response"]["status"]) == ("response.failed", "failed")
     assert last["response"]["error"] == {"code": "server_error", "message": "gone"}
+
+
+def test_tools_are_told_back_as_they_were_sent() -> None:
+    tools: list[dict[str, Any]] = [{"type": "function", "name": "f", "strict": False}, {"type": "web_search"}]
+    told = json.loads(responses.encode(HEAD, decoded(tools=tools), answer("hi")))
+    assert told["tools"] == tools
+    assert json.loads(responses.encode(HEAD, decoded(), answer("hi")))["tools"] == []

@@ -121,3 +121,32 @@ def test_what_cannot_be_a_guide_is_refused(guides: Guides, wanted: StructuredOut
 
 def test_a_tokenizer_that_is_no_file_is_not_read_before_it_is_needed(tmp_path: Path) -> None:
     Guides(tmp_path / "nowhere.json", VOCABULARY)
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+def test_where_some_tools_are_allowed_an_answer_is_text_or_calls_of_those(guides: Guides, parallel: bool) -> None:
+    renderer = ChatMLHermes(byte_tokenizer())
+    guide = renderer.guide(TOOLS, ToolChoice("auto", ("first",)), parallel=parallel, schema=b"")
+    assert guide is not None
+    call = '<tool_call>\n{"name": "%s", "arguments": {"k":"é"}}\n</tool_call>'
+    for text, matches in (
+        ("", True),
+        ("Just text with a < and a <tool in it.", True),
+        ("<think>\nHm.\n</think>\n\nDoing.\n" + call % "first", True),
+        (call % "first", True),
+        (call % "first" + "\n" + call % "first", parallel),
+        ("Doing.\n" + call % "patch", False),
+        ("<tool_call>", False),
+    ):
+        assert follows(guides, guide.grammar, text) is matches, text
+    assert renderer.guide(TOOLS, ToolChoice("auto", ("first", "patch")), parallel=parallel, schema=b"") is None
+
+
+def follows(guides: Guides, grammar: str, text: str) -> bool:
+    """Whether an answer of this text, and nothing more, matches."""
+    guide = guides.make(StructuredOutputs(grammar=grammar), END)
+    for token in byte_tokenizer().encode(text, add_special_tokens=False).ids:
+        if not guide.allowed()[token]:
+            return False
+        guide.take(token)
+    return bool(guide.allowed()[END])

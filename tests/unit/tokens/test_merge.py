@@ -195,6 +195,23 @@ def test_an_answer_without_one_free_token_is_counted_as_forced() -> None:
     assert merged.dropped == (Dropped(reason="forced", tokens=2),)
 
 
+def test_guided_answers_are_context_where_the_run_does_not_train_them() -> None:
+    turns = rebuild(
+        [
+            _turn(0, [1], [2, 3]),
+            msgspec.structs.replace(_turn(1, [4], [5, 6], parent=0, prefix=3), guided=True),
+            _turn(2, [7], [8], parent=1, prefix=6),
+        ]
+    )
+    both, free = merge(turns), merge(turns, guided=False)
+    assert _trained(both) == [[2, 3, 5, 6, 8]]
+    assert both.dropped == ()
+    assert _trained(free) == [[2, 3, 8]]
+    assert unpack_ids(free.sequences[0].ids) == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert free.dropped == (Dropped(reason="guided", tokens=2),)
+    assert (free.delivered_fraction, free.prompt_tokens) == (3 / 5, 5)
+
+
 def test_an_attempt_without_a_turn_has_no_sequence_and_loses_nothing() -> None:
     merged = _merged()
     assert (merged.sequences, merged.sampled_tokens, merged.delivered_fraction) == ((), 0, 1.0)

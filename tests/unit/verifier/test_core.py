@@ -116,3 +116,13 @@ def test_what_the_run_does_not_train_is_counted() -> None:
     assert isinstance(less, Record)
     assert everything.merged.delivered_fraction == 1.0
     assert less.merged.dropped == (Dropped(reason="side_call", tokens=TURN_TOKENS),)
+
+
+def test_guided_answers_are_trained_only_where_the_run_says_so() -> None:
+    """Their log-probs are not those of the policy alone."""
+    evidence = _evidence(turns=[TURNS[0], changed(TURNS[1], guided=True)])
+    unsaid, said = record_of(evidence), record_of(evidence, TrainingSection(guided="train"))
+    assert isinstance(unsaid, Record)
+    assert isinstance(said, Record)
+    assert unsaid.merged.dropped == (Dropped(reason="guided", tokens=TURN_TOKENS),)
+    assert said.merged.delivered_fraction == 1.0

@@ -38,6 +38,7 @@ from openforge.runs.config import (
     PacingSection,
     RunSection,
     SamplingSection,
+    TrainingSection,
 )
 
 RENDERER = "chatml-hermes"
@@ -101,6 +102,7 @@ class Host:
             await conduct(config, home, _Progress(len(config.environment.tasks), self._say).look, dress)
 
     def _config(self, run: str, environment: EnvironmentSection, *, context: int, max_tokens: int) -> RunConfig:
+        """Scripted words are not drawn under a guide: their log-probs are the policy's own whatever is asked."""
         silence_s = environment.limits.timeout_s + _START_S
         return RunConfig(
             run=RunSection(name=run, steps=0, seed=1, no_progress_s=silence_s),
@@ -108,6 +110,7 @@ class Host:
             engine=EngineSection(dtype="float32", threads=os.cpu_count() or 1, max_requests=16),
             sampling=SamplingSection(max_tokens=max_tokens),
             environment=environment,
+            training=TrainingSection(guided="train"),
             pacing=PacingSection(in_flight=1, attempts=1),
             evaluation=EvaluationSection(heldout_episodes=len(environment.tasks), before=True, after=False),
         )

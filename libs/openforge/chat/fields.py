@@ -1,0 +1,42 @@
+"""What every dialect reads alike: the fields that are recorded, limits, stop strings.
+
+Promises: what is out of bounds is refused with field, value and way out.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import msgspec
+
+from openforge.chat.dialect import BadRequest
+
+ABSENT = msgspec.Raw(b"null")
+"""A field that is not there, or null, where its JSON is taken as it is."""
+UNREADABLE = (msgspec.MsgspecError, UnicodeError, RecursionError)
+"""What reading a body may raise."""
+_MOST_STOPS = 16
+_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def recorded(body: bytes, but: Collection[str]) -> dict[str, Any]:
+    """The fields of a body, without those in `but`. Raises one of `UNREADABLE`."""
+    return {name: msgspec.json.decode(raw) for name, raw in _FIELDS.decode(body).items() if name not in but}
+
+
+def least(field: str, *limits: int | None) -> int | None:
+    """The smallest of the token limits."""
+    given = [limit for limit in limits if limit is not None]
+    if any(limit < 1 for limit in given):
+        raise BadRequest(f"{field} = {min(given)} is too small: ask for at least 1, or leave it out")
+    return min(given, default=None)
+
+
+def stops_of(field: str, stops: Sequence[str] | None) -> tuple[str, ...]:
+    if stops and len(stops) > _MOST_STOPS:
+        raise BadRequest(f"{field} has {len(stops)} strings: send at most {_MOST_STOPS}")
+    return tuple(text for text in stops or () if text)
+
+
+def not_offered(where: str, kind: str) -> str:
+    """The note of a tool that is left out."""
+    return f"{where} of type {kind!r} is not offered: nobody here would run it"
