@@ -1,13 +1,14 @@
-"""What every dialect reads alike: the fields that are recorded, limits, stop strings.
+"""What every dialect reads alike: the fields that are recorded, limits, stop strings, tool choices.
 
 Promises: what is out of bounds is refused with field, value and way out.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import msgspec
 
+from openforge.chat.contract import Tool, ToolChoice
 from openforge.chat.dialect import BadRequest
 
 ABSENT = msgspec.Raw(b"null")
@@ -35,6 +36,15 @@ def stops_of(field: str, stops: Sequence[str] | None) -> tuple[str, ...]:
     if stops and len(stops) > _MOST_STOPS:
         raise BadRequest(f"{field} has {len(stops)} strings: send at most {_MOST_STOPS}")
     return tuple(text for text in stops or () if text)
+
+
+def choice_of(field: str, mode: str, names: Iterable[str], tools: Sequence[Tool]) -> ToolChoice:
+    """A tool choice with names of this request's tools, in their namespace or without it."""
+    known = {tool.told_name: tool.name for tool in tools} | {tool.name: tool.name for tool in tools}
+    for name in names:
+        if name not in known:
+            raise BadRequest(f"{field} names {name!r}, which is no tool of this request: name one of tools")
+    return ToolChoice(mode, tuple(dict.fromkeys(known[name] for name in names)))  # type: ignore[arg-type]
 
 
 def not_offered(where: str, kind: str) -> str:

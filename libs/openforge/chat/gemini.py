@@ -14,7 +14,7 @@ import msgspec
 from openforge.chat.arguments import as_object, as_sampled
 from openforge.chat.contract import Message, Tool, ToolCall
 from openforge.chat.dialect import Answer, BadRequest, Head, Problem, Request, ToolChoice
-from openforge.chat.fields import ABSENT, UNREADABLE, least, not_offered, recorded, stops_of
+from openforge.chat.fields import ABSENT, UNREADABLE, choice_of, least, not_offered, recorded, stops_of
 from openforge.chat.parts import Gathered
 from openforge.chat.sealed import given_back, seal
 from openforge.chat.transcript import Transcript
@@ -317,16 +317,10 @@ def _choice(config: _ToolConfig | None, tools: Sequence[Tool]) -> ToolChoice:
         raise BadRequest(
             f"toolConfig.functionCallingConfig.mode = {calling.mode!r} is unknown: use one of {', '.join(_MODES)}"
         )
-    names = tuple(calling.allowed_function_names or ())
-    if mode != "required" or not names:
+    if mode != "required" or not calling.allowed_function_names:
         return ToolChoice(mode)  # type: ignore[arg-type]
-    known = {tool.name for tool in tools}
-    if strange := [name for name in names if name not in known]:
-        raise BadRequest(
-            f"toolConfig.functionCallingConfig.allowedFunctionNames has {strange[0]!r}, which is no tool of this "
-            "request: name declared functions"
-        )
-    return ToolChoice("named", names)
+    field = "toolConfig.functionCallingConfig.allowedFunctionNames"
+    return choice_of(field, "named", calling.allowed_function_names, tools)
 
 
 def _schema(config: _GenerationConfig) -> tuple[bytes, str]:

@@ -12,7 +12,7 @@ import msgspec
 from openforge.chat.arguments import as_object, as_sampled
 from openforge.chat.contract import Message, Tool, ToolCall
 from openforge.chat.dialect import Answer, BadRequest, Head, Problem, Request, ToolChoice
-from openforge.chat.fields import ABSENT, UNREADABLE, least, not_offered, recorded, stops_of
+from openforge.chat.fields import ABSENT, UNREADABLE, choice_of, least, not_offered, recorded, stops_of
 from openforge.chat.parts import Gathered
 from openforge.chat.sealed import given_back, seal
 from openforge.chat.transcript import Transcript
@@ -311,9 +311,7 @@ def _choice(choice: _Choice | None, tools: Sequence[Tool]) -> ToolChoice:
         raise BadRequest(f"tool_choice.type = {choice.type!r} is unknown: use one of {', '.join(_MODES)}")
     if mode != "named":
         return ToolChoice(mode)  # type: ignore[arg-type]
-    if choice.name not in {tool.name for tool in tools}:
-        raise BadRequest(f"tool_choice.name = {choice.name!r} is no tool of this request: name one of tools")
-    return ToolChoice("named", (choice.name or "",))
+    return choice_of("tool_choice", "named", [choice.name or ""], tools)
 
 
 def _schema(read: _Body) -> tuple[bytes, str]:

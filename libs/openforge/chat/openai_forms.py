@@ -1,15 +1,13 @@
-"""What Chat Completions and Responses have in common: custom tools, tool choice, schemas, errors.
+"""What Chat Completions and Responses have in common: custom tools, schemas, errors.
 
 Promises: what a model sampled for a custom tool comes back as the same arguments, also where they were not
 `{"input": text}`.
 """
 
-from collections.abc import Iterable, Sequence
-
 import msgspec
 
 from openforge.chat.contract import CUSTOM_PARAMETERS, Tool, ToolCall
-from openforge.chat.dialect import BadRequest, Problem, ToolChoice
+from openforge.chat.dialect import BadRequest, Problem
 
 _ANY_OBJECT = b'{"type":"object"}'
 _RAW = "raw"
@@ -61,15 +59,6 @@ def sampled_arguments(call_id: str, text: str) -> str:
 
 
 # -- what is asked for
-
-
-def choice_of(field: str, mode: str, names: Iterable[str], tools: Sequence[Tool]) -> ToolChoice:
-    """A tool choice with names of this request's tools, in their namespace or without it."""
-    known = {tool.told_name: tool.name for tool in tools} | {tool.name: tool.name for tool in tools}
-    for name in names:
-        if name not in known:
-            raise BadRequest(f"{field} names {name!r}, which is no tool of this request: name one of tools")
-    return ToolChoice(mode, tuple(dict.fromkeys(known[name] for name in names)))  # type: ignore[arg-type]
 
 
 def schema_of(field: str, kind: str, schema: msgspec.Raw) -> bytes:

@@ -11,10 +11,9 @@ import msgspec
 
 from openforge.chat.contract import Message, Tool, ToolCall
 from openforge.chat.dialect import KEEP_ALIVE, Answer, BadRequest, Head, Problem, Request, ToolChoice
-from openforge.chat.fields import ABSENT, UNREADABLE, least, not_offered, recorded
+from openforge.chat.fields import ABSENT, UNREADABLE, choice_of, least, not_offered, recorded
 from openforge.chat.openai_forms import (
     CustomFormat,
-    choice_of,
     custom_tool,
     error_body,
     overflow,

@@ -133,6 +133,22 @@ async def test_a_foreign_key_a_bad_request_and_the_end_have_their_own_errors(pro
         assert over.value.type == "conflict_error"
 
 
+async def test_a_client_that_repeats_conflicts_is_told_not_to(proxy: ProxyAtWork) -> None:
+    calls: list[object] = []
+
+    async def noted(request: object) -> None:
+        calls.append(request)
+
+    async with (
+        client_of(proxy) as client,
+        anthropic.DefaultAsyncHttpxClient(event_hooks={"request": [noted]}) as http,
+    ):
+        await proxy.end()
+        with pytest.raises(anthropic.ConflictError):
+            await say(client.with_options(max_retries=2, http_client=http), False, messages=[USER])
+    assert len(calls) == 1
+
+
 async def test_an_engine_that_breaks_off_in_mid_stream_is_an_error_event(
     proxy: ProxyAtWork, stub_engine: StubEngine
 ) -> None:

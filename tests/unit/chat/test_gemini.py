@@ -200,7 +200,7 @@ def test_names_of_the_protocol_buffers_are_read_and_arguments_left_alone() -> No
         ({"generationConfig": {"maxOutputTokens": 0}}, "maxOutputTokens = 0"),
         ({"generationConfig": {"stopSequences": ["x"] * 17}}, "stopSequences has 17"),
         ({"toolConfig": {"functionCallingConfig": {"mode": "MAYBE"}}}, "mode = 'MAYBE'"),
-        ({"toolConfig": {"functionCallingConfig": {"mode": "ANY", "allowedFunctionNames": ["f"]}}}, "has 'f'"),
+        ({"toolConfig": {"functionCallingConfig": {"mode": "ANY", "allowedFunctionNames": ["f"]}}}, "names 'f'"),
     ],
 )
 def test_what_cannot_be_served_is_refused_with_a_sentence(fields: dict[str, Any], says: str) -> None:

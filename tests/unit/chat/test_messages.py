@@ -222,7 +222,7 @@ def test_choices_limits_formats_and_thinking_are_read() -> None:
         ),
         ({"max_tokens": 0}, "max_tokens = 0"),
         ({"stop_sequences": ["x"] * 17}, "stop_sequences has 17"),
-        ({"tool_choice": {"type": "tool", "name": "f"}}, "tool_choice.name = 'f' is no tool"),
+        ({"tool_choice": {"type": "tool", "name": "f"}}, "tool_choice names 'f', which is no tool"),
         ({"tool_choice": {"type": "maybe"}}, "tool_choice.type = 'maybe'"),
         ({"tools": [{"description": "x"}]}, r"tools\[0\]\.name is missing"),
     ],
