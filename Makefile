@@ -8,7 +8,7 @@ BIN    := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help install demo seeds test check heavy oracles conformance conformance-fast bench soak schema clean
+.PHONY: help install demo seeds test check heavy containers oracles conformance conformance-fast bench soak schema clean
 
 help: ## what the targets do
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -34,7 +34,7 @@ seeds: install ## the demo with three seeds, and the table of docs/demo.md
 	$(BIN)/python -m openforge.cli.curves demo-1 demo-2 demo-3 --out docs/demo
 
 test: install ## unit and integration tests, and one tiny run end to end: minutes
-	$(BIN)/pytest -m "not heavy" $(ARGS)
+	$(BIN)/pytest -m "not heavy and not containers" $(ARGS)
 
 check: install ## types, lint, format, import rules, generated schemas
 	$(BIN)/ruff check .
@@ -46,6 +46,11 @@ check: install ## types, lint, format, import rules, generated schemas
 heavy: install ## the tests that need the real model or minutes each
 	$(BIN)/openforge model get smollm2-135m
 	$(BIN)/pytest -m heavy $(ARGS)
+
+containers: install ## the contract of sandboxes on a real dockerd and a real podman; as root on Debian, installs both
+	@{ command -v dockerd && command -v podman && command -v runc; } >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -y -qq --no-install-recommends docker.io podman runc conmon catatonit netavark aardvark-dns iptables; } \
+	  || echo "dockerd or podman is missing: as root, run 'apt-get install docker.io podman runc'" >&2
+	$(BIN)/pytest -m containers tests/integration/sandbox $(ARGS)
 
 conformance: install ## every real harness through the proxy, 5 GB of downloads; writes build/conformance.json and docs/conformance.md
 	$(BIN)/openforge conformance --faults --docs docs/conformance.md $(ARGS)

@@ -6,14 +6,16 @@ its sandboxes are made from, and nothing else.
 
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from container_daemons import IMAGE
 
 from openforge.sandbox.contract import SandboxDriver, SandboxLimits, SandboxSpec
+from openforge.sandbox.docker import DockerDriver
 from openforge.sandbox.process import CannotIsolate, ProcessDriver
 
 SMALL = SandboxLimits(memory_mb=192, pids=64, disk_mb=16)
@@ -28,15 +30,33 @@ def full_driver(state_dir: Path, proxy_socket: Path | None = None) -> ProcessDri
         pytest.skip(str(reason))
 
 
+async def process_driver(state_dir: Path, proxy_socket: Path | None, socket: Path | None) -> SandboxDriver:
+    assert socket is None
+    return full_driver(state_dir, proxy_socket)
+
+
+async def docker_driver(state_dir: Path, proxy_socket: Path | None, socket: Path | None) -> SandboxDriver:
+    owner = f"test-{secrets.token_hex(3)}"
+    return await DockerDriver(state_dir, socket=socket, pull=False, proxy_socket=proxy_socket, owner=owner).start()
+
+
 class Case(msgspec.Struct, frozen=True, kw_only=True):
-    """`make(state_dir, proxy_socket)` skips with a reason where this host cannot run the driver."""
+    """`make(state_dir, proxy_socket, socket)` skips with a reason where this host cannot run the driver.
+
+    `daemon` is whose socket that is, one of `container_daemons`.
+    """
 
     name: str
-    make: Callable[[Path, Path | None], SandboxDriver]
+    make: Callable[[Path, Path | None, Path | None], Awaitable[SandboxDriver]]
     image: str = ""
+    daemon: str = ""
 
     def spec(self, name: str, **more: Any) -> SandboxSpec:
         return SandboxSpec(**{"name": name, "image": self.image, "limits": SMALL, **more})
 
 
-CASES = (Case(name="process", make=full_driver),)
+CASES = (
+    Case(name="process", make=process_driver),
+    Case(name="docker", make=docker_driver, image=IMAGE, daemon="docker"),
+    Case(name="podman", make=docker_driver, image=IMAGE, daemon="podman"),
+)

@@ -15,6 +15,10 @@ class SandboxLost(Exception):
     """The sandbox could not be made or is gone: infrastructure, never the agent's doing."""
 
 
+class CannotIsolate(Exception):
+    """This host or this user cannot make the sandboxes that were asked for; the text says what would help."""
+
+
 class PathRefused(ValueError):
     """The path is no regular file or folder within the sandbox, or is too large to read."""
 

@@ -9,8 +9,9 @@ from openforge.env.registry import draw, load_environment
 from openforge.protos import EndReason, EpisodeEnded, EpisodeRequested, EpisodeStarted, Fact
 from openforge.runs import RunConfig, submitted_config
 from openforge.sandbox.admission import Admission
+from openforge.sandbox.choice import open_driver
+from openforge.sandbox.contract import SandboxDriver
 from openforge.sandbox.pool import Pool
-from openforge.sandbox.process import ProcessDriver
 from openforge.sandbox_manager.api.serve import Api
 from openforge.sandbox_manager.attempt import Attempt, Attempts
 from openforge.sandbox_manager.core import Broke
@@ -127,7 +128,7 @@ async def _warm_up(hosts: HostKeeper, environment: EnvironmentModule, config: Ru
             log.error("no env host yet", why=str(error))
 
 
-async def _keep_swept(driver: ProcessDriver, settings: Settings) -> None:
+async def _keep_swept(driver: SandboxDriver, settings: Settings) -> None:
     """What managers of this run left on this host that died and did not come back."""
     while True:
         await asyncio.sleep(_SWEEP_S)
@@ -142,7 +143,8 @@ async def serve(settings: Settings, bus: Bus, stop: asyncio.Event) -> None:
         return
     environment = load_environment(config.environment.name)
     labels = {"service": "sandbox_manager", "run": settings.run, "manager": settings.manager}
-    driver = ProcessDriver(
+    driver = await open_driver(
+        settings,
         settings.home / "sandboxes",
         proxy_socket=settings.sockets / "proxy.sock",
         owner=settings.manager,

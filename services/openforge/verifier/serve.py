@@ -7,7 +7,7 @@ from pathlib import Path
 from openforge.bus import Bus
 from openforge.env.verify import Checker
 from openforge.protos import EpisodeSealed
-from openforge.sandbox.process import ProcessDriver
+from openforge.sandbox.choice import open_driver
 from openforge.service import log
 from openforge.verifier.settings import Settings
 from openforge.verifier.worker import Verifier
@@ -21,7 +21,7 @@ async def serve(settings: Settings, bus: Bus, stop: asyncio.Event) -> None:
     state = settings.home.absolute() / "verifier"
     scratch = _fresh(state / "scratch")
     owner = f"verifier-{settings.verifier_name}"
-    driver = ProcessDriver(state / "boxes", proxy_socket=None, owner=owner, allow_reduced=True)
+    driver = await open_driver(settings, state / "boxes", owner=owner, allow_reduced=True)
     try:
         left = await driver.reconcile({"owner": owner})
         log.info("ready to verify", isolation=driver.isolation, slots=settings.verifier_slots, boxes_left=left)

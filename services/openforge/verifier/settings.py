@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-import msgspec
+from openforge.sandbox.choice import DriverSettings
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
+class Settings(DriverSettings, frozen=True, kw_only=True):
     """`run` `*` verifies the attempts of every run.
 
     `verifier_slots`: attempts verified at once; each costs a box and its memory. `verifier_attempts`: how

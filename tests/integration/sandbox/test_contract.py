@@ -183,8 +183,8 @@ async def test_traps_for_the_reader_are_refused_quickly(box: Sandbox) -> None:
 
 async def test_links_lead_to_files_of_the_sandbox_only(box: Sandbox) -> None:
     await sh(box, "ln -s /etc/hostname name; ln -s ../../../../../../etc/hostname far")
-    assert await box.get("/workspace/name") == b"sandbox\n"
-    assert await box.get("/workspace/far") == b"sandbox\n"
+    assert (await box.get("/workspace/name")).strip() == b"sandbox"  # Podman writes no newline
+    assert (await box.get("/workspace/far")).strip() == b"sandbox"
 
 
 async def test_writing_where_nothing_may_be_written_is_refused(box: Sandbox) -> None:

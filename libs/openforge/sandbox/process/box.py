@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from openforge.sandbox.contract import ExecResult, FileInfo, PathMissing, PathRefused, SandboxLost, Terminal, TooLarge
 from openforge.sandbox.process import archive
-from openforge.sandbox.process.cgroups import Groups
+from openforge.sandbox.process.cgroups import CommandGroups
 from openforge.sandbox.process.init import CANNOT_START, MISSING, REFUSED, TOO_LARGE, fields_of, frame
 from openforge.sandbox.process.pipes import Drain, Feed
 from openforge.sandbox.process.terminal import ProcessTerminal, within_window
@@ -153,7 +153,7 @@ class ProcessSandbox:
         sandbox_id: str,
         isolation: Literal["full", "reduced"],
         control: Control,
-        groups: Groups | None,
+        groups: CommandGroups | None,
         env: Mapping[str, str],
         bury: "Callable[[ProcessSandbox], asyncio.Future[None]]",
     ) -> None:

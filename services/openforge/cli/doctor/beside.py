@@ -13,9 +13,10 @@ from openforge.cli.doctor.deployment import Deployment
 from openforge.cli.doctor.finding import Finding, fault, note, ok, skipped
 from openforge.models import UnknownModel, resolve
 from openforge.runs import RunConfig
-from openforge.sandbox.contract import SandboxLost, SandboxSpec
-from openforge.sandbox.process.driver import CannotIsolate, ProcessDriver
+from openforge.sandbox.choice import DriverSettings, open_driver
+from openforge.sandbox.contract import CannotIsolate, SandboxLost, SandboxSpec
 from openforge.service import read_health
+from openforge.service.settings import settings_from_env
 from openforge.wire.generate import WeightInfo
 
 _CALL_S = 5.0
@@ -90,14 +91,15 @@ async def _sandbox(config: RunConfig | None) -> Finding:
     began = time.monotonic()
     try:
         with tempfile.TemporaryDirectory(prefix="openforge-doctor-") as folder:
-            driver = ProcessDriver(Path(folder), owner="doctor", allow_reduced=True)
+            settings = settings_from_env(DriverSettings)
+            driver = await open_driver(settings, Path(folder), owner="doctor", allow_reduced=True)
             try:
                 box = await driver.create(SandboxSpec(name="doctor", network="none"))
                 result = await box.exec("echo well", timeout_s=10.0)
                 await box.stop()
             finally:
                 await driver.close()
-    except (CannotIsolate, SandboxLost, OSError) as error:
+    except (CannotIsolate, SandboxLost, ValueError, OSError) as error:
         return fault("sandbox", str(error), "install bubblewrap and allow user namespaces, or run the manager as root")
     if result.stdout != b"well\n":
         return fault("sandbox", f"it ended with {result.exit_code}: {result.stderr!r}", "run its command by hand")

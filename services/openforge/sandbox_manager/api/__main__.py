@@ -7,7 +7,8 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from openforge.bus import BadSettings, Bus, BusSettings
-from openforge.sandbox.process import CannotIsolate, ProcessDriver
+from openforge.sandbox.choice import open_driver
+from openforge.sandbox.contract import CannotIsolate
 from openforge.sandbox_manager.api.serve import Api
 from openforge.sandbox_manager.api.settings import ApiSettings
 from openforge.service import listen_for_signals, set_up_logs
@@ -30,7 +31,9 @@ async def live(settings: AloneSettings) -> None:
         bus: Bus | None = None
         if os.environ.get("OPENFORGE_NATS_URL"):
             bus = await stack.enter_async_context(Bus.connect(BusSettings.from_env(), name="sandbox_api"))
-        driver = ProcessDriver(settings.home / "sandboxes", owner=settings.manager, allow_reduced=settings.trusted_only)
+        driver = await open_driver(
+            settings, settings.home / "sandboxes", owner=settings.manager, allow_reduced=settings.trusted_only
+        )
         stack.push_async_callback(driver.close)
         labels = {"service": "sandbox_api", "manager": settings.manager}
         api = Api(settings, driver, labels=labels, bus=bus, replica=settings.manager if bus else "")

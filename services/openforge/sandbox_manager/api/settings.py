@@ -1,9 +1,9 @@
 """What the environment says to the sandbox API."""
 
-import msgspec
+from openforge.sandbox.choice import DriverSettings
 
 
-class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
+class ApiSettings(DriverSettings, frozen=True, kw_only=True):
     """`sandbox_api_port` 0 serves no API. `sandbox_api_keys`: each opens everything, or with `SECRET=OWNER` the
     sandboxes of that owner alone, or with `SECRET=OWNER/read` only looking at them.
 
