@@ -81,8 +81,11 @@ ROLES = {
         tells=(BatchTrained, TrajectoryRetired, PolicyPublished),
         follows=("run", "group", "trajectory", "policy"),
     ),
+    "metrics": Role(follows=KINDS),
 }
-"""The services. Beside them: `operator`, who may do everything, and `consumer`, who reads."""
+"""The services, and `metrics` for `openforge metrics`. Beside them: `operator`, who may do everything, and `consumer`,
+who reads.
+"""
 
 
 class UnknownRole(BusError):

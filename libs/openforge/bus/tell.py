@@ -108,7 +108,7 @@ class Teller:
         # The id names this telling, not the content: whoever finds it at the subject knows that the
         # earlier try was its own, and a second telling of equal bytes is still a second telling.
         headers = {FENCE: "0", MSG_ID: f"{self._link.nonce}.{next(self._count):x}"}
-        tracing.inject(headers)
+        tracing.inject(headers, fact if isinstance(fact, Fact) else None)
         return _Telling(fact, subject, headers)
 
     async def _send(self, telling: _Telling) -> tuple[Answer, int]:

@@ -142,7 +142,7 @@ class Worker:
             tried = TooManyDeliveries(f"delivered {place.deliveries} times without an end")
             await self._die(message, place, told, tried)
             return
-        with tracing.continued(f"{self._job.service} {self._job.fact.__name__}", message.headers):
+        with tracing.continued(f"{self._job.service} {self._job.fact.__name__}", message.headers, told.fact):
             async with self._kept(message):
                 await self._try(message, place, told)
 

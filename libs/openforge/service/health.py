@@ -51,6 +51,10 @@ class Health:
         self.write()
 
     @property
+    def detail(self) -> dict[str, Any]:
+        return self._detail
+
+    @property
     def is_ready(self) -> bool:
         return self._ready
 

@@ -10,7 +10,7 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack
 from typing import Any, NoReturn, TypeVar
 
@@ -19,6 +19,7 @@ import msgspec
 from openforge.bus import BadSettings, Bus, BusError, BusSettings, Zombie
 from openforge.service.health import health
 from openforge.service.log import log, set_up_logs
+from openforge.service.metrics import PROCESS, Process, set_up_metrics
 from openforge.service.settings import settings_from_env
 from openforge.service.tracing import set_up_traces
 
@@ -44,12 +45,14 @@ def service_exit_code(name: str, settings: type[S], serve: Serve[S]) -> int:
     except BadSettings as error:
         log.error("bad settings", why=str(error))
         return BAD_SETTINGS
-    set_up_traces(name)
+    send_traces = set_up_traces(name)
     health.begin(name, os.environ.get("OPENFORGE_HEALTH_FILE", ""))
     try:
         asyncio.run(_live(name, own, bus, serve))
     except BaseException as error:  # the boundary: what ends a process is said in its last line
         return _last_line(error)
+    finally:
+        send_traces()
     log.info("stopped")
     return OK
 
@@ -62,13 +65,23 @@ async def _live(name: str, settings: S, bus_settings: BusSettings, serve: Serve[
         if bus is None:
             return
         log.info("started", pid=os.getpid(), nats=bus_settings.url)
-        writing = asyncio.create_task(health.keep_writing())
+        aside = [asyncio.create_task(health.keep_writing()), *_count(name, stack)]
         health.ready()
         try:
             await serve(settings, bus, stop)
         finally:
-            writing.cancel()
+            for task in aside:
+                task.cancel()
             health.not_ready(ended=True)
+
+
+def _count(name: str, stack: AsyncExitStack) -> Iterator[asyncio.Task[None]]:
+    """The process's own numbers, where somebody wants them."""
+    if (metrics := set_up_metrics(name)) is not None:
+        stack.callback(metrics.close)
+        process = Process()
+        metrics.expose(PROCESS, process.numbers)
+        yield asyncio.create_task(process.keep_measuring())
 
 
 async def _reach(stack: AsyncExitStack, settings: BusSettings, name: str) -> Bus:

@@ -1,7 +1,7 @@
 """One JSON line on stderr for each event: `log.info("turn recorded", run=run, turn=3)`.
 
-Promises: every line is one JSON object with `at`, `level`, `service`, `event`; lines of other libraries
-come in the same shape; logging never raises.
+Promises: every line is one JSON object with `at`, `level`, `service`, `event`, and the ids of the `trace` and `span` in
+which it was said, if any; lines of other libraries come in the same shape; logging never raises.
 """
 
 import logging
@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, TextIO
 
 import msgspec
+from opentelemetry import trace
 
 _NOISY = ("asyncio", "httpx", "httpcore", "nats", "uvicorn.access")
 
@@ -58,6 +59,9 @@ class JsonLines(logging.Formatter):
         }
         if not record.name.startswith("openforge"):
             line["logger"] = record.name
+        current = trace.get_current_span().get_span_context()
+        if current.is_valid:
+            line |= {"trace": f"{current.trace_id:032x}", "span": f"{current.span_id:016x}"}
         line |= getattr(record, "fields", {})
         if record.exc_info and record.exc_info[1] is not None:
             line["traceback"] = "".join(traceback.format_exception(record.exc_info[1]))

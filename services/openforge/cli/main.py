@@ -9,6 +9,7 @@ from openforge.cli import (
     env_command,
     export_command,
     ledger,
+    metrics_command,
     model,
     protos,
     report_command,
@@ -40,6 +41,7 @@ app.command()(status.status)
 app.command()(doctor_command.doctor)
 app.command()(tail.tail)
 app.command()(ledger.ledger)
+app.command()(metrics_command.metrics)
 app.command()(report_command.report)
 app.command()(export_command.export)
 app.command("import")(export_command.import_)

@@ -9,7 +9,7 @@ import os
 import secrets
 from pathlib import Path
 
-from openforge.bus import CAUGHT_UP, AlreadyTold, Bus, Cursors
+from openforge.bus import CAUGHT_UP, AlreadyTold, Bus, Cursors, tracing
 from openforge.engine.backend import Backend
 from openforge.engine.policy import Newest
 from openforge.engine.settings import Settings
@@ -79,6 +79,11 @@ class Engine:
                 await self._apply(backend, published)
 
     async def _apply(self, backend: Backend, published: PolicyPublished) -> None:
+        named = tracing.of_version(self._settings.run, published.version)
+        with tracing.span("serve version", named, version=published.version, engine=self.name):
+            await self._apply_now(backend, published)
+
+    async def _apply_now(self, backend: Backend, published: PolicyPublished) -> None:
         said = log.bind(version=published.version, incarnation=published.incarnation)
         try:
             outcome = await backend.apply(Path(published.location), published.digest, published.version)

@@ -19,7 +19,7 @@ from typing import NoReturn
 
 import msgspec
 
-from openforge.bus import CAUGHT_UP, AlreadyTold, Bus, Cursors, Told
+from openforge.bus import CAUGHT_UP, AlreadyTold, Bus, Cursors, Told, tracing
 from openforge.learner.backends.choose import backend_for
 from openforge.learner.backends.contract import Backend, StepStats
 from openforge.learner.batcher import Batcher, Done, Retire, Rules, State, Train, Wait
@@ -244,9 +244,18 @@ class Learner:
     # New batches
 
     async def _train(self, action: Train) -> None:
+        version = action.base + 1
+        named, held = tracing.of_version(self._run, version), self._payloads
+        attempts = [(name, held[name].attempt) for name in action.episodes if name in held]
+        links = [tracing.of_attempt(self._run, episode, attempt) for episode, attempt in attempts]
+        with tracing.first_span("batch", named, links, run=self._run, version=version, lag=action.lag):
+            await self._train_now(action)
+
+    async def _train_now(self, action: Train) -> None:
         began = time.monotonic()
         batch = await self._batch(action.base, action.groups, action.episodes)
-        step, stats = await self._compute(batch)
+        with tracing.span("optimizer step"):
+            step, stats = await self._compute(batch)
         fact = self._trained(action, step, stats, time.monotonic() - began)
         await self._tell(fact)
         self._arrived(fact.version)
@@ -262,7 +271,8 @@ class Learner:
             trained_tokens=fact.trained_tokens,
             step_s=round(fact.step_s, 2),
         )
-        await self._publish(fact.version, 0)
+        with tracing.span("publish"):
+            await self._publish(fact.version, 0)
         if fact.version % self._config.learner.checkpoint_every == 0:
             await self._save()
         health.report(version=fact.version, held=len(self._payloads), lag=fact.lag)

@@ -14,7 +14,7 @@ from typing import NoReturn
 
 import msgspec
 
-from openforge.bus import AlreadyTold, Zombie
+from openforge.bus import AlreadyTold, Zombie, tracing
 from openforge.chat.canonical import retry_digest
 from openforge.chat.contract import Guide, Message
 from openforge.chat.decoding import first_stop, reasoning_length
@@ -244,10 +244,15 @@ class Desk:
         call = Call(self._context, order, self._tell, self._leave)
         self._calls[id(call.entry)] = call
         self._tree.open.append(call.entry)
-        task = asyncio.create_task(call.live(), name=f"call {self._name}")
+        task = asyncio.create_task(self._traced(call), name=f"call {self._name}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return call
+
+    async def _traced(self, call: Call) -> None:
+        attempt = tracing.of_attempt(self._run, self._episode, self._attempt)
+        with tracing.span("model call", attempt, run=self._run, attempt=self._name, dialect=call.order.dialect):
+            await call.live()
 
     def _leave(self, call: Call) -> None:
         del self._calls[id(call.entry)]
@@ -314,6 +319,7 @@ class Desk:
             sampled_tokens=len(call.sampled.ids),
             s=fact.timing.recorded_s,
         )
+        tracing.note(turn=fact.turn, sampled_tokens=len(call.sampled.ids), first_token_s=fact.timing.first_token_s)
         self._told.add(fact.turn)
         turn = self._tree.add(fact, placement, reply)
         turn.cached_tokens = call.sampled.cached_tokens
