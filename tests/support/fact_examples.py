@@ -84,6 +84,7 @@ FACTS: tuple[Fact, ...] = (
         agent_s=12.5,
         wall_s=13.25,
         log_tail="last line",
+        metrics={"commands": 7.0},
     ),
     EpisodeSealed(run=RUN, episode="g000012-3", attempt=1, turns=(0, 1, 2), refused=1),
     EpisodeFailed(

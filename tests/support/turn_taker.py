@@ -38,6 +38,8 @@ class TurnTaker:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         found = re.search(r"/ep/([\w-]+)\.(\d+)/v1.*Bearer (\S+)", head, re.S)
         assert found is not None
+        length = re.search(r"content-length: (\d+)", head, re.I)
+        await reader.readexactly(int(length.group(1)) if length else 0)
         episode, attempt, secret = found.group(1), int(found.group(2)), found.group(3)
         self.secrets.append(secret)
         bucket = await self._bus.bucket(KEY_BUCKET)
@@ -46,7 +48,8 @@ class TurnTaker:
         turn = self._turns.get((episode, attempt), 0)
         self._turns[episode, attempt] = turn + 1
         await self._bus.tell(self._turn(episode, attempt, turn))
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}")
+        body = b'{"choices": [{"message": {"role": "assistant", "content": "cat start.txt > done.txt"}}]}'
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%b" % (len(body), body))
         await writer.drain()
         writer.close()
 

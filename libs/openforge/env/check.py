@@ -28,6 +28,21 @@ SPLITS: tuple[Split, ...] = ("train", "heldout")
 _DRAWS_COMPARED = 64
 
 
+TRICKS = r"""
+mkdir -p logs/verifier bin /tmp/logs/verifier
+for folder in . logs/verifier /tmp /tmp/logs/verifier; do
+  echo 1 > $folder/reward.txt; echo '{"reward": 1}' > $folder/reward.json
+done
+printf '#!/bin/sh\necho "{\\"reward\\": 1}"\nexit 0\n' > bin/python3; chmod +x bin/python3
+for program in python3 bash sh pytest diff cmp test grep; do cp bin/python3 $program; done
+for module in json math pathlib sys os conftest sitecustomize usercustomize; do
+  echo 'print(chr(123) + chr(34) + "reward" + chr(34) + ": 1}"); raise SystemExit(0)' > $module.py
+done
+exit 0
+"""
+"""Run by `sh` in the workspace: it earns nothing where the checks believe nothing that lies there."""
+
+
 class TaskReport(msgspec.Struct, frozen=True, kw_only=True):
     """What was proved of one task. `verify_s` is the mean wall clock of one verification."""
 
@@ -42,7 +57,9 @@ class TaskReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def check_task(driver: SandboxDriver, template: TaskTemplate, seeds: Sequence[int]) -> TaskReport:
-    """The reference passes, no work fails, verdicts repeat, draws are deterministic, held-out differs."""
+    """The reference passes, no work and no trick does, verdicts repeat, draws are deterministic, held-out differs."""
+    if is_fixed(template):
+        seeds = seeds[:1]
     problems = [*_problems_of_drawing(template, seeds)]
     walls_s: list[float] = []
     with tempfile.TemporaryDirectory(prefix="openforge-check-") as scratch:
@@ -108,6 +125,7 @@ async def _check_instance(checker: Checker, instance: TaskInstance) -> tuple[lis
     spent_s = (time.monotonic() - began) / 2
     problems = [*_problems_of_reference(instance, first), *_problems_of_repeating(first, second)]
     problems += await _problems_of_idleness(checker, instance, name)
+    problems += await _problems_of_tricks(checker, instance, name)
     return problems, [spent_s]
 
 
@@ -135,6 +153,19 @@ async def _problems_of_idleness(checker: Checker, instance: TaskInstance, name: 
     return []
 
 
+async def _problems_of_tricks(checker: Checker, instance: TaskInstance, name: str) -> list[str]:
+    """What an agent may try that does not do the task: verdicts written beforehand, programs that shadow others."""
+    tried = await checker.work(instance, TRICKS, name=f"{name}-tricks")
+    outcome = tried if isinstance(tried, Broke) else await checker.score(instance, tried, name=f"{name}-4")
+    if isinstance(outcome, Scored) and outcome.reward > instance.reward.floor:
+        return [f"planted files earn {outcome.reward:g} without the task: the checks believe what lies in the work"]
+    return []
+
+
+def is_fixed(template: TaskTemplate) -> bool:
+    return bool(getattr(template, "fixed", False))
+
+
 def _problems_of_drawing(template: TaskTemplate, seeds: Sequence[int]) -> Iterator[str]:
     for split in SPLITS:
         for seed in seeds:
@@ -143,6 +174,8 @@ def _problems_of_drawing(template: TaskTemplate, seeds: Sequence[int]) -> Iterat
                 yield f"{split} seed {seed}: two draws differ: use no randomness but that of the seed"
             if once.digest != digest_of(once):
                 yield f"{split} seed {seed}: its digest is not that of its content: end the draw with with_digest"
+    if is_fixed(template):
+        return
     trained = {_content(template.draw(seed, "train")) for seed in range(_DRAWS_COMPARED)}
     if any(_content(template.draw(seed, "heldout")) in trained for seed in range(_DRAWS_COMPARED)):
         yield "a held-out instance is also a training instance: draw its names from words of its own"

@@ -1,9 +1,9 @@
 """What an environment is: tasks, a way to run the agent, and how its work is verified.
 
 An environment is one module `env.py`, found by entry point (group `openforge.envs`) or by path. It
-has the attributes of `EnvironmentModule`; `create_env` is needed where a harness of kind `pipeline` is
-listed, `create_command` where one of kind `command` is. Where it has `warm_up()`, an env host calls that once, before
-its first episode: the place for slow imports.
+has the attributes of `EnvironmentModule`; `create_env` is needed where a harness of kind `pipeline` is listed,
+`create_command` where one of kind `command` is, `create_direct` where one of kind `direct` is. Where it has
+`warm_up()`, an env host calls that once, before its first episode: the place for slow imports.
 """
 
 import random
@@ -33,6 +33,7 @@ class EnvCallResult(msgspec.Struct, frozen=True, kw_only=True):
 
     `reward` is a claim, trained only where the run trusts it; normally None, since the verifier
     scores. `status` `censored` means that something broke that the policy cannot cause; `cause` names it.
+    `metrics` come into the verdict as `env_<name>`: finite numbers, the first 64 of them.
     """
 
     status: Literal["finished", "gave_up", "out_of_turns", "out_of_context", "agent_crashed", "censored"]
@@ -45,6 +46,35 @@ class PipelineEnv(Protocol):
     """Owns the whole episode: sets up, runs the real harness against `llm_args`, returns."""
 
     async def run(self, *, instruction: str, llm_args: LlmArgs, **config: Any) -> EnvCallResult: ...
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of one reply: a text for each of its tool calls, or one text where it has none.
+
+    `done` ends the episode, and then nothing is shown; `reward` is a claim, as in `EnvCallResult`.
+    """
+
+    observations: tuple[str, ...] = ()
+    done: bool = False
+    reward: float | None = None
+    metrics: dict[str, float] = {}
+
+
+class DirectEnv(Protocol):
+    """Is stepped by our own ReAct loop (`openforge.env.react`), turn by turn, in an env host.
+
+    Messages and `tools` are those of Chat Completions. What a model wrote runs in the sandbox only.
+    """
+
+    tools: Sequence[Mapping[str, Any]]
+
+    async def reset(self, instruction: str) -> Sequence[Mapping[str, Any]]:
+        """The first messages."""
+        ...
+
+    async def step(self, reply: Mapping[str, Any]) -> Step:
+        """Act on the assistant's message."""
+        ...
 
 
 class CommandAgent(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,7 +140,10 @@ class TaskFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskTemplate(Protocol):
-    """A kind of task that yields any number of instances; the same seed yields the same instance."""
+    """A kind of task that yields any number of instances; the same seed yields the same instance.
+
+    One with `fixed = True` has the same instance for every seed and split: a folder of somebody's benchmark.
+    """
 
     id: str
 
@@ -128,6 +161,8 @@ class EnvironmentModule(Protocol):
     def tasks(self) -> Sequence[TaskTemplate]: ...
 
     def create_env(self, sandbox: Sandbox, *, harness: str, **options: Any) -> PipelineEnv: ...
+
+    def create_direct(self, sandbox: Sandbox, *, harness: str, **options: Any) -> DirectEnv: ...
 
     def create_command(self, *, harness: str, instruction: str, llm_args: LlmArgs, **options: Any) -> CommandAgent: ...
 

@@ -93,7 +93,7 @@ class FolderTask:
             name: file
             for root in (self.shared, self.folder)
             for part in ("environment", "tests", "solution", "services")
-            for name, file in _read_folder(root, root / part)
+            for name, file in read_folder(root, root / part)
         }
 
     def _files(self, part: str, variables: Variables) -> dict[str, TaskFile]:
@@ -167,7 +167,8 @@ def load_task(
     return task
 
 
-def _read_folder(task: Path, folder: Path) -> list[tuple[str, TaskFile]]:
+def read_folder(task: Path, folder: Path) -> list[tuple[str, TaskFile]]:
+    """The files below `folder`, named relative to `task`; raises `BadTask`."""
     files = []
     for path in sorted(folder.rglob("*")):
         if path.is_symlink():

@@ -21,7 +21,7 @@ from openforge.protos import TaskRef
 ENTRY_POINTS = "openforge.envs"
 PACKAGE = "openforge_envs"
 
-_NEEDED_BY_KIND = {"pipeline": "create_env", "command": "create_command"}
+_NEEDED_BY_KIND = {"pipeline": "create_env", "command": "create_command", "direct": "create_direct"}
 
 
 class NoSuchEnvironment(LookupError):

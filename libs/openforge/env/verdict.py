@@ -5,6 +5,7 @@ Promises: only a finite number is a reward; whatever else the checks print, or h
 """
 
 import math
+from collections.abc import Mapping
 
 import msgspec
 
@@ -86,13 +87,18 @@ def _last_object(stdout: bytes) -> dict[str, object] | str:
     return printed
 
 
-def _metrics(printed: dict[str, object], score: float, rule: RewardRule) -> dict[str, float]:
-    counted = {
+def counted(said: Mapping[str, object]) -> dict[str, float]:
+    """What of it is a finite number under a name of at most 64 characters: the first 64 of those."""
+    numbers = {
         name: converted
-        for name, value in printed.items()
-        if name != "reward" and len(name) <= _LONGEST_NAME and (converted := number(value)) is not None
+        for name, value in said.items()
+        if len(name) <= _LONGEST_NAME and (converted := number(value)) is not None
     }
-    kept = dict(list(counted.items())[:_MOST_METRICS])
+    return dict(list(numbers.items())[:_MOST_METRICS])
+
+
+def _metrics(printed: dict[str, object], score: float, rule: RewardRule) -> dict[str, float]:
+    kept = counted({name: value for name, value in printed.items() if name != "reward"})
     return {**kept, "score": score, "passed": float(score >= rule.pass_threshold)}
 
 

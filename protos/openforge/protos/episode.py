@@ -69,7 +69,7 @@ class EpisodeEnded(Fact, frozen=True, kw_only=True, tag=True):
     """The agent is gone, its key is dead, its sandbox is gone; what it left is in `artifacts`.
 
     `artifacts` is a tar of the declared paths. `claim` is a reward that only the environment
-    itself states; `log_tail` the last output of the harness, for people.
+    itself states; `log_tail` the last output of the harness, for people; `metrics` what the environment counted.
     """
 
     kind: ClassVar[str] = "episode"
@@ -87,6 +87,7 @@ class EpisodeEnded(Fact, frozen=True, kw_only=True, tag=True):
     wall_s: float = 0.0
     log_tail: str = ""
     isolation: Isolation = "full"
+    metrics: dict[str, float] = {}
 
     def key(self) -> tuple[str | int, ...]:
         return (self.episode, self.attempt)

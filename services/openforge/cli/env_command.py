@@ -7,6 +7,7 @@ import typer
 
 from openforge.cli.reach import BAD_USE, fail
 from openforge.env import check as checks
+from openforge.env.contract import HarnessKind
 from openforge.env.new import CannotCreate, new_environment
 from openforge.env.registry import BadEnvironment, NoSuchEnvironment, environments, load_environment
 
@@ -52,10 +53,14 @@ def check(
 def new(
     name: Annotated[str, typer.Argument(help="A lower-case word.", show_default=False)],
     parent: Annotated[Path, typer.Option("--in", help="The folder to put it in.")] = Path(),
+    kind: Annotated[
+        HarnessKind,
+        typer.Option(help="command: a program in the sandbox. pipeline: code in an env host. direct: our own loop."),
+    ] = "command",
 ) -> None:
     """Write a small environment that works, to change into yours."""
     try:
-        folder = new_environment(name, parent)
+        folder = new_environment(name, parent, kind)
     except CannotCreate as error:
         fail(str(error), BAD_USE)
     typer.echo(f"{folder}: change env.py and tasks/, then `openforge env check {folder}/env.py`")

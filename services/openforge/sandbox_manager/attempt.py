@@ -84,7 +84,7 @@ class Attempt:
     async def prepare(self) -> Sandbox | Broke:
         """A sandbox with the task's files in it, its services up, and a living key; or why there is none."""
         try:
-            if self._request.env_kind == "pipeline":
+            if self._request.env_kind != "command":
                 await self._shared.hosts.ready()  # on nobody's clock: the first attempts would pay for all
             self._key = await self._shared.keys.mint(self._request)
             self._secret = self._key.secret
@@ -178,6 +178,7 @@ class Attempt:
             wall_s=time.monotonic() - self._began,
             log_tail=redacted(end.log_tail, self._secret),
             isolation=self._shared.driver.isolation,
+            metrics=end.metrics,
         )
 
     # -- the agent
@@ -221,19 +222,18 @@ class Attempt:
         return Returned(result=result)
 
     def _command_agent(self) -> CommandAgent | None:
-        """The program to run in the sandbox; None for a pipeline. Raises `ValueError`."""
-        match self._request.env_kind:
-            case "pipeline":
-                return None
-            case "command":
-                return self._shared.environment.create_command(
-                    harness=self._request.harness,
-                    instruction=self._instance.instruction,
-                    llm_args=self._llm_args(),
-                    **self._options(),
-                )
-            case kind:
-                raise ValueError(f"env_kind = {kind!r}: this manager hosts command and pipeline")
+        """The program to run in the sandbox; None where an env host runs the agent. Raises `ValueError`."""
+        kind, known = self._request.env_kind, self._shared.environment.HARNESSES.get(self._request.harness)
+        if kind != known:
+            raise ValueError(f"env_kind = {kind!r}: harness {self._request.harness!r} is {known} in this environment")
+        if kind != "command":
+            return None
+        return self._shared.environment.create_command(
+            harness=self._request.harness,
+            instruction=self._instance.instruction,
+            llm_args=self._llm_args(),
+            **self._options(),
+        )
 
     def _options(self) -> dict[str, Any]:
         return dict(self._shared.config.environment.options)

@@ -5,6 +5,7 @@ from typing import Literal
 import msgspec
 
 from openforge.env.contract import EnvCallResult
+from openforge.env.verdict import counted
 from openforge.protos import EndReason, EpisodeLimits
 
 TAIL_BYTES = 4096
@@ -62,6 +63,7 @@ class End(msgspec.Struct, frozen=True, kw_only=True):
     claim: float | None = None
     exit_code: int | None = None
     log_tail: str = ""
+    metrics: dict[str, float] = {}
 
 
 def end_of(outcome: Outcome, turns: int, limits: EpisodeLimits) -> End:
@@ -88,7 +90,9 @@ def _end(outcome: Outcome, turns: int, limits: EpisodeLimits) -> End:
         case Returned():
             result = outcome.result
             reason = _reason_of_result(result, turns, limits)
-            return End(reason=reason, detail=result.cause[:_MOST_DETAIL], claim=result.reward)
+            return End(
+                reason=reason, detail=result.cause[:_MOST_DETAIL], claim=result.reward, metrics=counted(result.metrics)
+            )
         case Raised():
             reason = EndReason.SANDBOX_FAILED if outcome.sandbox_lost else EndReason.AGENT_CRASHED
             return End(reason=reason, detail=outcome.text[:_MOST_DETAIL])

@@ -134,7 +134,7 @@ def verified(
         temperature=merged.temperature,
         reward=verdict.reward,
         rewarded_by="verifier" if checked else "claim",
-        metrics={**(verdict.metrics if isinstance(verdict, Scored) else {}), **behaviour},
+        metrics=_metrics(verdict, behaviour, ended),
         ended=ended.reason,
         isolation="reduced" if checked and isolation == "reduced" else ended.isolation,
         turns=len(record.conversation.turns),
@@ -148,6 +148,12 @@ def verified(
         verify_s=verdict.wall_s if isinstance(verdict, Scored) else 0.0,
         verifier=verifier,
     )
+
+
+def _metrics(verdict: Scored | Claimed, behaviour: dict[str, float], ended: EpisodeEnded) -> dict[str, float]:
+    """What the environment counted bears its own names, so that it passes for nobody else's."""
+    checked = verdict.metrics if isinstance(verdict, Scored) else {}
+    return {**{f"env_{name}": value for name, value in ended.metrics.items()}, **checked, **behaviour}
 
 
 def sampled_tokens(turns: Sequence[TurnRecorded]) -> int:

@@ -68,6 +68,15 @@ async def test_an_agent_that_never_ends_is_out_of_time(floor: Floor, harness: st
     assert running("sleep\0009876") == 0
 
 
+async def test_a_direct_environment_is_stepped_by_our_loop_and_its_counts_are_told(floor: Floor) -> None:
+    ended = await floor.attempt("stepped", "direct")
+    assert ended.reason is EndReason.FINISHED, ended
+    assert ended.metrics == {"steps": 2.0, "turns": 2.0}
+    assert len(floor.turns.seen) == 2
+    files = await left_files(floor.bus, ended)
+    assert files["workspace/done.txt"] == files["workspace/start.txt"]
+
+
 async def test_a_late_writer_is_dead_before_its_work_is_read(floor: Floor) -> None:
     ended = await floor.attempt("writer", "command")
     assert ended.reason is EndReason.FINISHED

@@ -37,6 +37,9 @@ class Template:
 
 def tasks():
     return [Template("touch"), Template("rename")]
+
+def create_direct(sandbox, *, harness, **options):
+    raise NotImplementedError
 """
 
 

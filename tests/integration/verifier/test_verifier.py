@@ -41,6 +41,10 @@ HARNESSES = {"agent": "direct"}
 
 def tasks():
     return load_tasks(Path(__file__).parent / "tasks")
+
+
+def create_direct(sandbox, *, harness, **options):
+    raise NotImplementedError
 """
 
 ANSWER = 'if [ "$(cat answer)" = yes ]; then echo \'{"reward": 1, "looked": 3}\'; else echo \'{"reward": 0}\'; fi'

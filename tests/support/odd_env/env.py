@@ -3,17 +3,19 @@
 import asyncio
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from msgspec.structs import replace
 
 from openforge.env.contract import (
     CommandAgent,
+    DirectEnv,
     EnvCallResult,
     HarnessKind,
     LlmArgs,
     PipelineEnv,
+    Step,
     TaskFile,
     TaskInstance,
     TaskTemplate,
@@ -39,6 +41,7 @@ PIPELINES = ("steps", "sync", "raises", "hangs", "dies", "censored", "claims")
 HARNESSES: dict[str, HarnessKind] = {
     **dict.fromkeys(COMMANDS, "command"),
     **dict.fromkeys(PIPELINES, "pipeline"),
+    "stepped": "direct",
 }
 
 
@@ -99,6 +102,28 @@ def create_command(*, harness: str, instruction: str, llm_args: LlmArgs, **optio
 
 def create_env(sandbox: Sandbox, *, harness: str, **options: Any) -> PipelineEnv:
     return Odd(sandbox, harness)
+
+
+def create_direct(sandbox: Sandbox, *, harness: str, **options: Any) -> DirectEnv:
+    return Stepped(sandbox)
+
+
+class Stepped:
+    """Runs each reply as it is, twice."""
+
+    tools: Sequence[Mapping[str, Any]] = ()
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
+        self._steps = 0
+
+    async def reset(self, instruction: str) -> Sequence[Mapping[str, Any]]:
+        return [{"role": "user", "content": instruction}]
+
+    async def step(self, reply: Mapping[str, Any]) -> Step:
+        self._steps += 1
+        await self._sandbox.exec(str(reply["content"]), timeout_s=5)
+        return Step(observations=("again",), done=self._steps == 2, metrics={"steps": float(self._steps)})
 
 
 class Odd:

@@ -34,6 +34,10 @@ class Kind:
 
 def tasks():
     return [Kind("make"), Kind("break")]
+
+
+def create_direct(sandbox, *, harness, **options):
+    raise NotImplementedError
 """
 
 

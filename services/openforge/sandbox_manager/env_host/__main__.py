@@ -10,7 +10,8 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
-from openforge.env.contract import EnvironmentModule
+from openforge.env.contract import EnvironmentModule, PipelineEnv
+from openforge.env.react import ReactLoop
 from openforge.env.registry import load_environment
 from openforge.sandbox.contract import SandboxLost
 from openforge.sandbox.remote import RemoteSandbox, Reply, Request
@@ -63,8 +64,7 @@ class Host:
         sandbox = RemoteSandbox(begin.sandbox, begin.isolation, ask)
         ended: ToManager
         try:
-            env = self._module.create_env(sandbox, harness=begin.harness, **begin.options)
-            result = await env.run(instruction=begin.instruction, llm_args=begin.llm_args)
+            result = await self._pipeline(begin, sandbox).run(instruction=begin.instruction, llm_args=begin.llm_args)
             ended = Returned(episode=begin.episode, result=result)
         except Exception as error:  # the boundary: whatever an environment raises is told to who started it
             text = f"{type(error).__name__}: {error}"
@@ -72,6 +72,14 @@ class Host:
         finally:
             del self._episodes[begin.episode]
         await self._say(ended)
+
+    def _pipeline(self, begin: Begin, sandbox: RemoteSandbox) -> PipelineEnv:
+        """The environment's own, or our loop around a direct one. `turns` among the options bounds that loop."""
+        if self._module.HARNESSES.get(begin.harness) != "direct":
+            return self._module.create_env(sandbox, harness=begin.harness, **begin.options)
+        options = dict(begin.options)
+        turns = int(options.pop("turns", 0))
+        return ReactLoop(self._module.create_direct(sandbox, harness=begin.harness, **options), turns=turns)
 
     async def _call(self, token: str, request: Request) -> Reply:
         self._last_call += 1
