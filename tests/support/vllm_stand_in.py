@@ -1,14 +1,17 @@
 """Takes vLLM's command line and serves its wire with the embedded engine: what the driver can be tested against.
 
-With `--stand-in-fail-once FILE` the first weight call after FILE appears hangs for ever.
+As vLLM, it dies if an update starts while it is not paused, or if one fails. With `--stand-in-fail-once FILE` the
+first update after FILE appears hangs for ever.
 """
 
 import argparse
 import asyncio
+import os
 from pathlib import Path
+from typing import Any
 
 import uvicorn
-from fastapi import Request, Response
+from fastapi import FastAPI, Request, Response
 
 from openforge.engine.api import make_app
 from openforge.engine.embedded import EmbeddedEngine, EngineOptions
@@ -20,6 +23,8 @@ def _arguments() -> argparse.Namespace:
         parser.add_argument(f"--{name}", required=True)
     for name in ("port", "max-model-len", "max-num-seqs"):
         parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--weight-transfer-config", choices=['{"backend": "openforge"}'], required=True)
+    parser.add_argument("--structured-outputs-config", choices=['{"backend": "guidance"}'], required=True)
     parser.add_argument("--enable-scale-out", action="store_true", required=True)
     parser.add_argument("--stand-in-fail-once", type=Path)
     return parser.parse_args()
@@ -36,9 +41,11 @@ async def _serve(arguments: argparse.Namespace) -> None:
     await engine.load(Path(arguments.model))
     app = make_app(engine)
 
+    _add_weight_transfer(app, engine)
+
     @app.middleware("http")
     async def hang_once(request: Request, answer) -> Response:  # type: ignore[no-untyped-def]
-        if request.url.path == "/collective_rpc" and _asked_to_hang(arguments.stand_in_fail_once):
+        if request.url.path == "/update_weights" and _asked_to_hang(arguments.stand_in_fail_once):
             await asyncio.sleep(3600)
         result: Response = await answer(request)
         return result
@@ -48,6 +55,43 @@ async def _serve(arguments: argparse.Namespace) -> None:
     )
     await uvicorn.Server(config).serve()
     await engine.stop()
+
+
+def _add_weight_transfer(app: FastAPI, engine: EmbeddedEngine) -> None:
+    """The calls in their only order; any other ends the process, as vLLM's next step would."""
+    state = {"initialised": False, "started": False, "loaded": False}
+
+    def need(*names: str) -> None:
+        if not all(state[name] for name in names):
+            os._exit(1)
+
+    @app.post("/init_weight_transfer_engine")
+    async def init(body: dict[str, Any]) -> dict[str, str]:
+        assert body == {"init_info": {}}
+        state["initialised"] = True
+        return {"message": "initialised"}
+
+    @app.post("/start_weight_update")
+    async def start() -> dict[str, str]:
+        need("initialised")
+        if not engine.running.is_paused:
+            os._exit(1)
+        state["started"] = True
+        return {"message": "started"}
+
+    @app.post("/update_weights")
+    async def update(body: dict[str, Any]) -> dict[str, str]:
+        need("started")
+        await engine.load(Path(body["update_info"]["folder"]))
+        state["loaded"] = True
+        return {"message": "updated"}
+
+    @app.post("/finish_weight_update")
+    async def finish(body: dict[str, str]) -> dict[str, str]:
+        need("started", "loaded")
+        state["started"] = state["loaded"] = False
+        await engine.running.ask(lambda batch: batch.rename(body["weight_version"]))
+        return {"message": "finished"}
 
 
 def _asked_to_hang(file: Path | None) -> bool:

@@ -89,7 +89,9 @@ class PolicyPublished(Fact, frozen=True, kw_only=True, tag=True):
 class PolicyServed(Fact, frozen=True, kw_only=True, tag=True):
     """Engine process `engine` answers with `version` from now on.
 
-    `probe_error` is the largest absolute log-prob difference to the manifest's probe.
+    `probe_error` is the largest absolute log-prob difference to the manifest's probe. Of the `load_s` that it took,
+    `check_s` went into reading and hashing the files, `carry_s` into bringing them into the model, `probe_s` into
+    the probe.
     """
 
     kind: ClassVar[str] = "policy"
@@ -102,6 +104,9 @@ class PolicyServed(Fact, frozen=True, kw_only=True, tag=True):
     digest: str
     probe_error: float
     load_s: float = 0.0
+    check_s: float = 0.0
+    carry_s: float = 0.0
+    probe_s: float = 0.0
 
     def key(self) -> tuple[str | int, ...]:
         return (self.version, self.incarnation, self.engine)

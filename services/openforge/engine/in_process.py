@@ -5,7 +5,7 @@ import contextlib
 from pathlib import Path
 
 from openforge.engine.api import make_app
-from openforge.engine.backend import Outcome
+from openforge.engine.backend import Laps, Outcome
 from openforge.engine.embedded import EmbeddedEngine, EngineOptions
 from openforge.engine.http import Server, bind
 
@@ -23,10 +23,18 @@ class InProcessBackend:
         self._serving = asyncio.create_task(self._server.serve(sockets=[socket]))
 
     async def apply(self, folder: Path, digest: str, version: int) -> Outcome:
+        clock = Laps()
         loaded = await self.engine.load(folder, digest)
         if self.engine.worker is not None and not self.died.done():
             self.engine.worker.died.add_done_callback(self._worker_died)
-        return Outcome(probe_error=loaded.probe_error, load_s=loaded.load_s)
+        total = clock.total()
+        return Outcome(
+            probe_error=loaded.probe_error,
+            load_s=total,
+            check_s=loaded.check_s,
+            carry_s=total - loaded.check_s - loaded.probe_s,
+            probe_s=loaded.probe_s,
+        )
 
     async def stop(self) -> None:
         self._server.should_exit = True

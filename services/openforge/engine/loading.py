@@ -5,12 +5,12 @@ serves is touched before that is known.
 """
 
 import hashlib
-import time
 from pathlib import Path
 
 import msgspec
 import torch
 
+from openforge.engine.backend import Laps
 from openforge.engine.batching import score
 from openforge.engine.checkpoint import read_shape, read_tensors
 from openforge.engine.llama import Llama
@@ -30,15 +30,19 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
     digest: str = ""
     probe_error: float = 0.0
     load_s: float = 0.0
+    check_s: float = 0.0
+    probe_s: float = 0.0
 
 
 def load(folder: Path, dtype: str, *, digest: str = "") -> Loaded:
     """`dtype` is what the engine serves in. `digest` is that of the fact, where there is one. Raises `BadWeights`."""
-    began = time.monotonic()
+    clock = Laps()
     manifest = _checked_manifest(folder, digest)
+    check_s = clock.lap()
     with torch.inference_mode():
         shape = read_shape(folder)
         model = Llama(shape, read_tensors(folder, shape), DTYPES[dtype])
+        clock.lap()
         error = _probe_error(model, manifest, folder, dtype) if manifest else 0.0
     return Loaded(
         model=model,
@@ -47,7 +51,9 @@ def load(folder: Path, dtype: str, *, digest: str = "") -> Loaded:
         incarnation=manifest.incarnation if manifest else 0,
         digest=digest or (_digest(folder) if manifest else ""),
         probe_error=error,
-        load_s=time.monotonic() - began,
+        load_s=clock.total(),
+        check_s=check_s,
+        probe_s=clock.lap(),
     )
 
 

@@ -10,9 +10,10 @@ import secrets
 from pathlib import Path
 
 from openforge.bus import CAUGHT_UP, AlreadyTold, Bus, Cursors, tracing
-from openforge.engine.backend import Backend
+from openforge.engine.backend import Backend, Outcome
 from openforge.engine.policy import Newest
 from openforge.engine.settings import Settings
+from openforge.engine.waves import Fleet
 from openforge.protos import PolicyPublished, PolicyServed
 from openforge.runs import RunConfig, submitted_config
 from openforge.service import health, log
@@ -45,7 +46,9 @@ class Engine:
         self._settings = settings
         self._bus = bus
         self._newest = Newest()
+        self._fleet = Fleet(self.name, settings.engine_waves)
         self._changed = asyncio.Event()
+        self._fleet_changed = asyncio.Event()
 
     async def live(self) -> None:
         """Until it is cancelled, or has nothing to serve."""
@@ -68,6 +71,9 @@ class Engine:
                 caught_up = True
             elif isinstance(told.fact, PolicyPublished):
                 self._newest.apply(told.fact)
+            elif isinstance(told.fact, PolicyServed):
+                self._fleet.apply(told.fact)
+                self._fleet_changed.set()
             if caught_up and self._newest.due() is not None:
                 self._changed.set()
 
@@ -76,7 +82,19 @@ class Engine:
             await self._changed.wait()
             self._changed.clear()
             while (published := self._newest.due()) is not None:
-                await self._apply(backend, published)
+                await self._own_turn(published)
+                await self._apply(backend, self._newest.due() or published)
+
+    async def _own_turn(self, published: PolicyPublished) -> None:
+        """Until the engines whose turn is before serve these weights, or take too long."""
+        try:
+            async with asyncio.timeout(self._settings.wave_timeout_s):
+                while self._fleet.waits_for(published):
+                    self._fleet_changed.clear()
+                    await self._fleet_changed.wait()
+        except TimeoutError:
+            late = sorted(self._fleet.waits_for(published))
+            log.warning("engines are late, going on without them", engines=late, version=published.version)
 
     async def _apply(self, backend: Backend, published: PolicyPublished) -> None:
         named = tracing.of_version(self._settings.run, published.version)
@@ -94,19 +112,22 @@ class Engine:
                 raise NothingToServe(f"no published weights can be served: {error}") from error
             return
         self._newest.serves(published)
-        await self._tell_served(published, outcome.probe_error, outcome.load_s)
+        await self._tell_served(published, outcome)
         said.info("policy served", probe_error=outcome.probe_error, load_s=round(outcome.load_s, 3))
         health.ready(waiting_for="", version=published.version, incarnation=published.incarnation)
 
-    async def _tell_served(self, published: PolicyPublished, probe_error: float, load_s: float) -> None:
+    async def _tell_served(self, published: PolicyPublished, outcome: Outcome) -> None:
         served = PolicyServed(
             run=self._settings.run,
             version=published.version,
             incarnation=published.incarnation,
             engine=self.name,
             digest=published.digest,
-            probe_error=probe_error,
-            load_s=load_s,
+            probe_error=outcome.probe_error,
+            load_s=outcome.load_s,
+            check_s=outcome.check_s,
+            carry_s=outcome.carry_s,
+            probe_s=outcome.probe_s,
         )
         try:
             await self._bus.tell(served)

@@ -9,7 +9,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     `engine_cache_mb` is the memory for prefixes: more saves prompt computation where many conversations are open.
     `engine_fill_tokens` is how many prompt tokens one step computes at most: more starts answers
     earlier and makes running ones wait longer. `engine_name` distinguishes engines of one run; by default it is made
-    anew for each process. `vllm_python` is the interpreter that has vLLM, where the run file asks for it.
+    anew for each process. `vllm_python` is the interpreter that has vLLM, where the run file asks for it; by default
+    that of `make vllm-cpu`, or this one. `engine_waves` is in how many parts the engines of a run change their weights
+    one after another: more keeps more of them sampling, and the last one samples longer from old weights;
+    `wave_timeout_s` is the longest wait for the part before.
     """
 
     run: str
@@ -19,4 +22,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     engine_name: str = ""
     vllm_python: str = ""
     weight_call_timeout_s: float = 120.0
+    engine_waves: int = 1
+    wave_timeout_s: float = 30.0
     home: str = ""

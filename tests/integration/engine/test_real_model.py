@@ -40,3 +40,18 @@ async def test_the_benchmark_prints_one_json_object(tmp_path: Path) -> None:
     report = msgspec.json.decode(stdout)
     assert report["threads"]["1"]["requests"]["2"]["tokens_per_s"] > 0
     assert report["threads"]["1"]["peer_transformers_32"]["tokens_per_s"] > 0
+
+
+async def test_the_benchmark_of_weights_prints_one_json_object(tmp_path: Path) -> None:
+    options = ["--model", str(tiny(tmp_path / "tiny")), "--engines", "embedded", "--repeats", "2", "--clients", "1"]
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "openforge.cli.bench.weights", "--json", *options),
+        env={"PYTHONPATH": ":".join(("protos", "libs", "services")), "PATH": "/usr/bin:/bin"},
+        stdout=asyncio.subprocess.PIPE,
+    )
+    stdout, _ = await process.communicate()
+    assert process.returncode == 0
+    measured = msgspec.json.decode(stdout)["engines"]["embedded"]
+    parts = measured["copy_s"] + measured["load_s"] + measured["probe_s"]
+    assert parts > 0
+    assert measured["announce_to_first_token_s_p50"] > measured["copy_s"] > 0
