@@ -20,6 +20,8 @@ def tasks():
 
 def create_command(**_):
     raise NotImplementedError
+
+create_direct = create_command
 """
 
 GOOD = """
