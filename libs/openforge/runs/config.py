@@ -103,8 +103,9 @@ class AlgorithmSection(_Section, frozen=True, kw_only=True):
     is what the ratio is against: the recorded log-probs (`bypass`), or those that the learner's own weights give
     before the step (`decoupled`). `correction` is the weight for who sampled: `auto` is `token_tis` where the loss
     needs one. `ratio_cap` bounds weights from above, `ratio_floor` is icepop's other end. `horizon` is the constant
-    of `constant`. `kl_coefficient` 0 has no reference. `overlong_tokens` 0 shapes no reward. A batch is cut into
-    `mini_batches` of whole groups, one optimizer step each, and gone over `epochs` times.
+    of `constant`. With `completion_weights` episodes stand for those of their group that were lost. `kl_coefficient` 0
+    has no reference. `overlong_tokens` 0 shapes no reward. A batch is cut into `mini_batches` of whole groups, one
+    optimizer step each, and gone over `epochs` times.
     """
 
     advantage: Literal[
@@ -121,6 +122,7 @@ class AlgorithmSection(_Section, frozen=True, kw_only=True):
     dual_clip: float = 0.0
     aggregation: Literal["token_mean", "sequence_mean", "episode_mean", "constant"] = "token_mean"
     horizon: int = 0
+    completion_weights: bool = False
     kl_coefficient: float = 0.0
     kl_estimator: Literal["k1", "k2", "k3", "k3_plus"] = "k3"
     overlong_tokens: int = 0

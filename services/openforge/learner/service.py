@@ -215,7 +215,8 @@ class Learner:
 
     async def _batch(self, base: int, groups: Iterable[str], episodes: Iterable[str]) -> Batch:
         trajectories = {episode: await self._trajectory(episode) for episode in episodes}
-        return batch_of(base, tuple(groups), trajectories, oldest_allowed(self._config, base))
+        size = self._config.pacing.group_size if self._config.algorithm.completion_weights else 0
+        return batch_of(base, tuple(groups), trajectories, oldest_allowed(self._config, base), size)
 
     async def _trajectory(self, episode: str) -> TrajectoryVerified:
         if (held := self._payloads.get(episode)) is not None:

@@ -6,7 +6,7 @@ the loss run over the whole step, those tokens included whose group has nothing 
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -23,12 +23,14 @@ from openforge.runs.config import AlgorithmSection
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
     """What batch `base` -> `base` + 1 is computed on, in this order.
 
-    Tokens sampled before version `oldest_allowed` are context.
+    Tokens sampled before version `oldest_allowed` are context. `group_size` is how many episodes each group was opened
+    with, where episodes stand for those of their group that were lost; 0 where they do not.
     """
 
     base: int
     groups: tuple[tuple[TrajectoryVerified, ...], ...]
     oldest_allowed: int = 0
+    group_size: int = 0
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,13 +42,18 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def batch_of(
-    base: int, groups: Sequence[str], trajectories: Mapping[str, TrajectoryVerified], oldest_allowed: int
+    base: int,
+    groups: Sequence[str],
+    trajectories: Mapping[str, TrajectoryVerified],
+    oldest_allowed: int,
+    group_size: int = 0,
 ) -> Batch:
     """Group the trajectories of a batch, given in the batch's order."""
     members: dict[str, list[TrajectoryVerified]] = {group: [] for group in groups}
     for trajectory in trajectories.values():
         members[trajectory.group].append(trajectory)
-    return Batch(base=base, groups=tuple(map(tuple, members.values())), oldest_allowed=oldest_allowed)
+    own = tuple(map(tuple, members.values()))
+    return Batch(base=base, groups=own, oldest_allowed=oldest_allowed, group_size=group_size)
 
 
 def step_of(batch: Batch, algorithm: AlgorithmSection, vocabulary: int) -> Step:
@@ -70,6 +77,10 @@ def step_of(batch: Batch, algorithm: AlgorithmSection, vocabulary: int) -> Step:
         algorithm.advantage,
         algorithm.advantage_eps,
     )
+    completion_E = completion_weights([len(group) for group in batch.groups], batch.group_size)
+    weights = _weights(drafts, algorithm)
+    if batch.group_size:
+        weights = _completed(weights, drafts, completion_E)
     return Step(
         sequences=tuple(
             TrainSequence(
@@ -84,12 +95,14 @@ def step_of(batch: Batch, algorithm: AlgorithmSection, vocabulary: int) -> Step:
                 images=draft.tokens.images,
                 routed_experts=draft.tokens.routed_experts,
             )
-            for draft, weight in zip(drafts, _weights(drafts, algorithm), strict=True)
+            for draft, weight in zip(drafts, weights, strict=True)
         ),
         loss_tokens=sum(loss_tokens.values()),
         reward_mean=_mean([member.reward for member in members]),
         zero_variance_groups=sum(zero_variance([member.reward for member in group]) for group in batch.groups),
-        metrics=_metrics(members) | _shaping_metrics(members, rewards_E, algorithm),
+        metrics=_metrics(members)
+        | _shaping_metrics(members, rewards_E, algorithm)
+        | ({"completion_effective": _effective(completion_E)} if batch.group_size else {}),
     )
 
 
@@ -120,6 +133,35 @@ def _weights(drafts: Sequence[_Draft], algorithm: AlgorithmSection) -> list[floa
         for index, weight in zip(own, found, strict=True):
             weights[index] = weight
     return weights
+
+
+def completion_weights(sizes_G: Sequence[int], group_size: int) -> list[float]:
+    """One weight for each episode: 1 / the share of its group that has a verdict (inverse probability of completion).
+
+    A group is one drawn task, so each task counts as it was started, however many of its episodes were lost.
+    Horvitz and Thompson 1952. The share is at least 2 / `group_size`: smaller groups are not trained.
+    """
+    return [group_size / size for size in sizes_G for _ in range(size)]
+
+
+def _completed(weights: Sequence[float], drafts: Sequence[_Draft], completion_E: Sequence[float]) -> list[float]:
+    """The token weights times their episodes', the sum over the tokens of each optimizer step as it was."""
+    shares: dict[int, float] = defaultdict(float)
+    raised: dict[int, float] = defaultdict(float)
+    for draft, weight in zip(drafts, weights, strict=True):
+        tokens = len(draft.tokens.at_K)
+        shares[draft.part] += weight * tokens
+        raised[draft.part] += weight * tokens * completion_E[draft.episode]
+    return [
+        weight * completion_E[draft.episode] * (shares[draft.part] / raised[draft.part] if raised[draft.part] else 1.0)
+        for draft, weight in zip(drafts, weights, strict=True)
+    ]
+
+
+def _effective(weights_E: Sequence[float]) -> float:
+    """Kish's effective sample size."""
+    squares = sum(weight**2 for weight in weights_E)
+    return sum(weights_E) ** 2 / squares if squares else 0.0
 
 
 def shaped_reward(member: TrajectoryVerified, algorithm: AlgorithmSection) -> float:

@@ -150,3 +150,16 @@ def test_a_backend_that_takes_text_alone_refuses_images_with_a_sentence() -> Non
         "1 images belong to its tokens, and the learner's backend takes text alone"
     )
     assert header_of(pictured, VOCABULARY, frozenset({"images"})).unsound == ""
+
+
+def test_with_completion_weights_each_task_counts_as_it_was_started() -> None:
+    whole = [episode(0, member, float(member % 2), [4]) for member in range(4)]
+    half = [episode(1, member, float(member % 2), [4]) for member in range(2)]
+    batch = batch_of(0, ["g000000", "g000001"], {one.episode: one for one in [*whole, *half]}, 0, group_size=4)
+    made = step_of(batch, AlgorithmSection(), VOCABULARY)
+    weight = [sequence.weight * len(sequence.at_K) for sequence in made.sequences]
+    assert sum(weight[:4]) == pytest.approx(sum(weight[4:])) == pytest.approx(0.5)
+    assert made.metrics["completion_effective"] == pytest.approx(8**2 / (4 * 1 + 2 * 4))
+    plain = step_of(msgspec.structs.replace(batch, group_size=0), AlgorithmSection(), VOCABULARY)
+    assert sum(s.weight * len(s.at_K) for s in plain.sequences[4:]) == pytest.approx(1 / 3)
+    assert "completion_effective" not in plain.metrics

@@ -43,6 +43,9 @@ def write_report(
             ("task", "harness", "started", "trained", "retired", "failed or open"), story.started_and_trained()
         ),
         "STALENESS": _table(("staleness", ""), story.staleness()),
+        "LOSSES": _table(
+            ("does what is lost depend on what it is?", "statistic", "p", "alarm", "effective of kept"), _losses(story)
+        ),
         "LENGTHS": _table(
             ("mean sampled tokens", ""), [(name, f"{mean:.1f}") for name, mean in story.lengths().items()]
         ),
@@ -53,6 +56,18 @@ def write_report(
     scratch = path.with_suffix(".tmp")
     scratch.write_text(re.sub(r"@@([A-Z]+)@@", lambda match: parts[match.group(1)], page))
     scratch.replace(path)
+
+
+def _losses(story: Story) -> Iterable[tuple[object, ...]]:
+    for one in story.losses():
+        kept = sum(one.started.values()) - sum(one.lost.values())
+        yield (
+            one.sentence(),
+            f"{one.statistic:.2f}",
+            f"{one.p_value:.4f}",
+            "ALARM" if one.alarm else "no",
+            f"{one.effective:.0f} of {kept}",
+        )
 
 
 def _chosen(story: Story, most: int) -> Iterable[Episode]:

@@ -5,7 +5,7 @@ the episodes that the reader may open.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from statistics import fmean
 from typing import Any
 
@@ -18,12 +18,15 @@ from openforge.protos import (
     EpisodeFailed,
     EpisodeRequested,
     Fact,
+    FailReason,
     PolicyServed,
+    RetireReason,
     RunSubmitted,
     TrajectoryRetired,
     TrajectoryVerified,
     TurnRecorded,
 )
+from openforge.runs.losses import Dependence, Slot, dependences
 
 KINDS = ("run", "group", "episode", "turn", "trajectory", "policy")
 
@@ -45,6 +48,7 @@ class Episode(msgspec.Struct, kw_only=True):
     trained_in: int | None = None
     retired: str = ""
     metrics: dict[str, float] = {}
+    failed_tokens: dict[int, int] = {}
     turns: dict[int, list[TurnRecorded]] = {}
 
 
@@ -87,6 +91,8 @@ class Story(msgspec.Struct, kw_only=True):
                 self.failures[fact.reason] += 1
                 self._known(fact.episode).attempts[fact.attempt] = f"failed: {fact.reason}"
                 self._known(fact.episode).details[fact.attempt] = fact.detail
+                if fact.reason is not FailReason.CANCELLED:
+                    self._known(fact.episode).failed_tokens[fact.attempt] = fact.sampled_tokens
             case TurnRecorded():
                 self._known(fact.episode).turns.setdefault(fact.attempt, []).append(fact)
             case TrajectoryVerified():
@@ -177,6 +183,20 @@ class Story(msgspec.Struct, kw_only=True):
             *((f"loss tokens at lag {lag}", _share(tokens, lags.total())) for lag, tokens in sorted(lags.items())),
         ]
 
+    def losses(self) -> tuple[Dependence, ...]:
+        """Whether it depends on task, harness or length which attempts of training are lost.
+
+        Lost are failed attempts, also those that another one replaced, and verdicts that were retired for another
+        reason than that their group had nothing to compare. A cut-off attempt is as long as it became.
+        """
+        slots = [
+            Slot(task=episode.task, harness=episode.harness, tokens=tokens, lost=lost)
+            for _, episode in sorted(self.episodes.items())
+            if episode.purpose == "train"
+            for tokens, lost in _attempts(episode)
+        ]
+        return dependences(slots)
+
     def lengths(self) -> dict[str, float]:
         """Mean sampled tokens of verified and of trained training episodes: survivorship in one line."""
         verified = [e.sampled_tokens for e in self.episodes.values() if e.purpose == "train" and e.reward is not None]
@@ -186,6 +206,14 @@ class Story(msgspec.Struct, kw_only=True):
 
 def _share(part: int, whole: int) -> str:
     return f"{part / whole:.1%}" if whole else "-"
+
+
+def _attempts(episode: Episode) -> Iterator[tuple[int, bool]]:
+    """Sampled tokens and whether it was lost, for each attempt that is over."""
+    for tokens in episode.failed_tokens.values():
+        yield tokens, True
+    if episode.reward is not None:
+        yield episode.sampled_tokens, episode.retired not in ("", str(RetireReason.ZERO_VARIANCE))
 
 
 def _mean(values: Iterable[float]) -> float:
