@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
 from openforge.cli.reach import BAD_USE, fail
@@ -10,6 +11,8 @@ from openforge.env import check as checks
 from openforge.env.contract import HarnessKind
 from openforge.env.new import CannotCreate, new_environment
 from openforge.env.registry import BadEnvironment, NoSuchEnvironment, environments, load_environment
+from openforge.env.task_file import BadTask
+from openforge.runs import BadRunFile, load_run_file
 
 app = typer.Typer(
     help="Environments: tasks, the harnesses that do them, and how they are verified.", no_args_is_help=True
@@ -47,6 +50,37 @@ def check(
     """
     arguments = [environment, "--tasks", tasks, "--seeds", str(seeds), *(["--json"] if as_json else [])]
     raise typer.Exit(checks.main(arguments))
+
+
+@app.command()
+def rollouts(
+    raw: Annotated[Path, typer.Argument(help="Raw tasks, as parquet.", show_default=False)],
+    run: Annotated[Path, typer.Option(help="The run file that says how they are run.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="The parquet file to write.", show_default=False)],
+) -> None:
+    """Convert raw tasks to rollouts, the one file that training and evaluation draw from (docs/environments.md)."""
+    from openforge.env.rollouts import Rollout, convert  # slow to import
+
+    try:
+        config = load_run_file(run)
+        environment, limits = config.environment, config.environment.limits
+        rollout = Rollout(
+            env_class=load_environment(environment.name).HARNESSES[environment.harness],
+            env_module=environment.name,
+            env_config=msgspec.json.encode(environment.options).decode(),
+            harness=environment.harness,
+            memory_mb=limits.memory_mb,
+            pids=limits.pids,
+            disk_mb=limits.disk_mb,
+            cpus=limits.cpus,
+            episode_timeout_s=limits.timeout_s,
+            max_steps=limits.turns,
+            llm_args=msgspec.json.encode(config.sampling).decode(),
+        )
+        written = convert(raw, out, rollout)
+    except (BadRunFile, BadTask) as error:
+        fail(str(error), BAD_USE)
+    typer.echo(f"{out}: {written} tasks")
 
 
 @app.command()
