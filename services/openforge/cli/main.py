@@ -14,6 +14,7 @@ from openforge.cli import (
     protos,
     report_command,
     sandbox_command,
+    sink_command,
     status,
     stop,
     tail,
@@ -42,6 +43,7 @@ app.command()(doctor_command.doctor)
 app.command()(tail.tail)
 app.command()(ledger.ledger)
 app.command()(metrics_command.metrics)
+app.command()(sink_command.sink)
 app.command()(report_command.report)
 app.command()(export_command.export)
 app.command("import")(export_command.import_)
