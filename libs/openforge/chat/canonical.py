@@ -28,6 +28,14 @@ class Chain:
         self.value = self.bare = b"\0" * 16
         self._ordinals: dict[str, int] = {}
 
+    @classmethod
+    def after(cls, messages: Sequence[Message], value: bytes, bare: bytes) -> "Chain":
+        """The chain that had these values after these messages, without hashing them again."""
+        chain = cls()
+        chain.value, chain.bare = value, bare
+        chain._ordinals = {call_id: ordinal for ordinal, call_id in enumerate(call_ids(messages))}
+        return chain
+
     def copy(self) -> "Chain":
         twin = Chain()
         twin.value, twin.bare, twin._ordinals = self.value, self.bare, dict(self._ordinals)
@@ -99,13 +107,13 @@ def tools_digest(tools: Sequence[Tool]) -> bytes:
     return _hash(_ENCODER.encode(tools)) if tools else b""
 
 
-def retry_digest(attempt: str, dialect: str, thread: str, chain: Chain, tools: Sequence[Tool], asked: bytes) -> str:
-    """The same for a call and its repeats: `asked` is the canonical JSON of the sampling fields.
+def retry_digest(attempt: str, dialect: str, thread: str, chain: Chain, tools: bytes, asked: bytes) -> str:
+    """The same for a call and its repeats: `tools` is their digest, `asked` the canonical JSON of the sampling fields.
 
     Two attempts never share a digest, nor do two threads of one attempt where the harness names them.
     """
     head = _ENCODER.encode((attempt, dialect, thread))
-    return _hash(head, chain.value, tools_digest(tools), asked).hex()
+    return _hash(head, chain.value, tools, asked).hex()
 
 
 def _hash(*parts: bytes) -> bytes:

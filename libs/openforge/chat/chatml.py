@@ -8,6 +8,7 @@ nobody wrote stands only where tools need a system turn.
 """
 
 import json
+import os
 import re
 from array import array
 from collections.abc import Iterable, Sequence
@@ -59,6 +60,10 @@ class ChatMLHermes:
         ids += self._generation
         return ids
 
+    def prepare(self, messages: Sequence[Message], tools: Sequence[Tool]) -> None:
+        for turn in _turns(messages, tools):
+            self._encode(turn)
+
     def bridge(
         self, prompt_and_answer: Sequence[int], new_messages: Sequence[Message], tools: Sequence[Tool]
     ) -> list[int] | None:
@@ -93,8 +98,9 @@ class ChatMLHermes:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
 
     def _encode_now(self, text: str) -> "array[int]":
-        """Packed, since it is kept."""
-        return array("i", self._tokenizer.encode(text, add_special_tokens=False).ids)
+        """Packed, since it is kept; the fast encoding leaves out where in the text each token stands."""
+        [encoded] = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        return array("i", encoded.ids)
 
     def _check_boundaries(self) -> None:
         """Turns are encoded one by one: that must give what the whole text gives."""
@@ -246,4 +252,5 @@ def load_tokenizer(model_path: str | Path) -> Tokenizer:
     path = Path(model_path) / "tokenizer.json"
     if not path.is_file():
         raise FileNotFoundError(f"model.path = {str(model_path)!r} has no tokenizer.json: give a Hugging Face folder")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # texts come one by one: a thread pool would only cost
     return Tokenizer.from_file(str(path))

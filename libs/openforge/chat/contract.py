@@ -116,6 +116,10 @@ class Renderer(Protocol):
         """The ids of a prompt, generation prompt included."""
         ...
 
+    def prepare(self, messages: Sequence[Message], tools: Sequence[Tool]) -> None:
+        """Do ahead what of `render` or `bridge` takes long, so that they find it done. Any thread may call it."""
+        ...
+
     def bridge(
         self, prompt_and_answer: Sequence[int], new_messages: Sequence[Message], tools: Sequence[Tool]
     ) -> list[int] | None:

@@ -47,6 +47,18 @@ class GenerateRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     stream: bool = False
 
 
+class WrittenRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A `GenerateRequest` whose ids are JSON text already, for callers that keep the text of a growing prompt."""
+
+    model: str
+    token_ids: msgspec.Raw
+    sampling_params: SamplingParams
+    request_id: str = ""
+    return_token_ids: bool = False
+    cache_salt: str = ""
+    stream: bool = False
+
+
 class TokenLogprob(msgspec.Struct, kw_only=True):
     token_id: int
     logprob: float

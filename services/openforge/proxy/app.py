@@ -113,10 +113,12 @@ async def _answer(context: Context, door: Door, name: str, route: str, request: 
         body = await _body(request, context.settings.proxy_body_mb << 20)
         asked = dialect.decode(body, f"{route}?{request.url.query}")
         check(asked)
-    harness = harness_of(request.headers, body)
+    headers = dict(reversed(request.headers.items()))  # the first of equal names counts
+    harness = harness_of(headers, body)
+    await desk.read(asked)
     if isinstance(service, Count):
         return _json(service.counted(desk.count(asked, harness)))
-    found = desk.take(key, asked, dialect.NAME, harness, says_retry(request.headers))
+    found = desk.take(key, asked, dialect.NAME, harness, says_retry(headers))
     return _Delivery(dialect, asked, desk, found, context.settings.proxy_keep_alive_s)
 
 

@@ -21,7 +21,7 @@ from openforge.proxy.context import Context
 from openforge.proxy.core import OpenCall, Placement, Sampled, Turn
 from openforge.proxy.upstream import EngineBroken, EngineDeclined, EngineRefused, Piece
 from openforge.service import log
-from openforge.wire.generate import GenerateRequest, SamplingParams, StructuredOutputs
+from openforge.wire.generate import SamplingParams, StructuredOutputs, WrittenRequest
 
 ENGINE_MODEL = "policy"
 _LONGEST_PAUSE_S = 5.0
@@ -45,12 +45,14 @@ class Overflow(Refusal):
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be sampled. `name` says whose call it is; `calls`: the answer may hold tool calls; `pictures` are the
-    bytes of its images by digest, `guide` is what the answer has to match and `guided_by` the fields that say so.
+    """What is to be sampled. `name` says whose call it is; `prompt` is the placement's as JSON; `calls`: the answer may
+    hold tool calls; `pictures` are the bytes of its images by digest, `guide` is what the answer has to match and
+    `guided_by` the fields that say so.
     """
 
     name: str
     placement: Placement
+    prompt: bytes
     sampling: Sampling
     calls: bool
     dialect: str
@@ -229,11 +231,11 @@ class Call:
             async for piece in pieces:
                 self._take(piece)
 
-    def _request(self) -> GenerateRequest:
+    def _request(self) -> WrittenRequest:
         sampling = self.order.sampling
-        return GenerateRequest(
+        return WrittenRequest(
             model=ENGINE_MODEL,
-            token_ids=self.order.placement.prompt_ids(),
+            token_ids=msgspec.Raw(self.order.prompt),
             sampling_params=SamplingParams(
                 max_tokens=sampling.max_tokens,
                 temperature=sampling.temperature,

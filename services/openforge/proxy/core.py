@@ -27,7 +27,7 @@ from openforge.protos import (
     pack_logprobs,
 )
 from openforge.proxy.causes import History
-from openforge.proxy.prompts import Script, view
+from openforge.proxy.prompts import Script, Written, joined, view, written
 from openforge.proxy.turns import (
     ID_BYTES,
     Fresh,
@@ -39,6 +39,7 @@ from openforge.proxy.turns import (
     Sampled,
     Standing,
     Turn,
+    in_common,
     steps_of,
 )
 from openforge.tokens import rebuild
@@ -82,6 +83,8 @@ class Attempt:
         self._script = Script(renderer, self._sampled_answer)
         self.turns: list[Turn] = []
         self.open: list[OpenCall] = []
+        self._written = Written()
+        self._asked: Question | None = None
         self._history = History()
         self._after: dict[bytes, list[Turn]] = {}
         self._answers: dict[bytes, Turn] = {}
@@ -100,7 +103,7 @@ class Attempt:
 
     def place(self, question: Question) -> Placement:
         """Where a fresh call belongs."""
-        tools = tools_digest(question.tools)
+        tools = question.tools_digest
         earlier = self._questions.get((question.steps[-1], tools, question.harness.thread))
         if earlier is not None:
             return self._again(question, earlier)
@@ -164,8 +167,15 @@ class Attempt:
             holder = self.turns[holder.continued_by]
         return holder.ids[: turn.length * ID_BYTES]
 
+    def written(self, placement: Placement) -> bytes:
+        """The ids of the prompt as JSON."""
+        parent = None if placement.parent is None else self.turns[placement.parent]
+        begun = self._written.of(parent.number) if parent and placement.prefix == parent.length else None
+        return joined(begun, written(placement.suffix)) if begun else written(placement.prompt)
+
     def add(self, fact: TurnRecorded, placement: Placement, reply: Message) -> Turn:
         """The turn that `fact` told."""
+        self._written.keep(fact.turn, joined(self.written(placement), written(fact.sampled)))
         chain = placement.question.chain.copy()
         chain.add(reply)
         turn = Turn(
@@ -214,18 +224,23 @@ class Attempt:
                 prefix=fact.prefix,
                 kept=fact.kept,
                 prompt=rebuilt.prompt,
-                tools=tools_digest(tools[fact.turn]),
+                tools=question.tools_digest,
                 same_tools=not fact.tools,
                 caller=fact.caller,
             )
             self.add(fact, placement, reply)
 
-    @staticmethod
     def question(
-        messages: tuple[Message, ...], tools: tuple[Tool, ...], digest: str, harness: HarnessIdentity
+        self, messages: tuple[Message, ...], tools: tuple[Tool, ...], digest: str, harness: HarnessIdentity
     ) -> Question:
-        chain, steps, bare = steps_of(messages)
-        return Question(messages, tools, digest, chain, steps, bare, harness)
+        """What it has in common with the question before it is not hashed again."""
+        chain, steps, bare = steps_of(messages, self._asked)
+        self._asked = Question(messages, tools, tools_digest(tools), digest, chain, steps, bare, harness)
+        return self._asked
+
+    def new(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Those that the question before it did not begin with."""
+        return messages[in_common(messages, self._asked.messages) :] if self._asked else messages
 
     def _index(self, turn: Turn, after: Chain, question: Question) -> None:
         self.turns.append(turn)
@@ -239,6 +254,7 @@ class Attempt:
         if turn.parent is not None and turn.prefix == self.turns[turn.parent].length:
             parent = self.turns[turn.parent]
             parent.continued_by, parent.ids, parent.received = turn.number, None, True
+            self._written.forget(parent.number)
             parent.followed |= turn.caller is parent.caller and turn.status is TurnStatus.DELIVERED
 
     def _sampled_answer(self, message: Message) -> bytes | None:

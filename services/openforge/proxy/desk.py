@@ -38,6 +38,8 @@ from openforge.tokens import RecordBroken
 
 _MOST_CONTESTED = 8
 _SEALED_KEPT = 100_000
+_LONG = 8_000
+"""Characters that take longer to tokenise than to hand to a thread."""
 
 
 def ended(name: str) -> Refusal:
@@ -111,7 +113,7 @@ class Desk:
         self._ordinal = max(self._ordinal, len(tree.turns))
 
     async def catch_up(self) -> None:
-        """Take up what another proxy told of this attempt since."""
+        """Take up what another proxy told of this attempt since: turns have no gaps, so the next one tells of all."""
         while await self._context.bus.find(TurnRecorded, self._run, self._episode, self._attempt, self._next):
             async with self._telling:
                 await self._load_turns()
@@ -124,6 +126,13 @@ class Desk:
         return len(self._tree.turns)
 
     # -- taking calls
+
+    async def read(self, request: Request) -> None:
+        """Tokenise long text that is new here beside everybody else's calls, so that placing this one finds it done."""
+        new = self._tree.new(request.messages)
+        if sum(len(message.content) for message in new) > _LONG:
+            tools = request.tools if len(new) == len(request.messages) else ()
+            await asyncio.to_thread(self._context.renderer.prepare, new, tools)
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -142,7 +151,7 @@ class Desk:
             self.refuse()
         asked = self._noted(request).asked_json()
         question = self._tree.question(request.messages, request.tools, "", harness)
-        digest = retry_digest(self._name, dialect, harness.thread, question.chain, request.tools, asked)
+        digest = retry_digest(self._name, dialect, harness.thread, question.chain, question.tools_digest, asked)
         match self._tree.admit(digest, retry):
             case Join(entry):
                 return self._calls[id(entry)]
@@ -156,6 +165,7 @@ class Desk:
             name=self._name,
             placement=placement,
             sampling=self._sampling(key, request, placement.prompt_tokens, self._stops(request, guide)),
+            prompt=self._tree.written(placement),
             calls=request.calls,
             dialect=dialect,
             asked=asked,
@@ -337,8 +347,7 @@ class Desk:
     async def close(self) -> EpisodeSealed:
         """Take no more calls, call off the open ones, and say what there is."""
         await self.end()
-        async with self._telling:
-            await self._load_turns()
+        await self.catch_up()
         return EpisodeSealed(
             run=self._run,
             episode=self._episode,

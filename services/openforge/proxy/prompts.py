@@ -1,10 +1,13 @@
 """Conversations to ids, with every answer that was sampled here as it was sampled.
 
 Promises: text that comes back as it was told is never tokenised again, wherever in the conversation it stands; what
-somebody else wrote is rendered as the template has it.
+somebody else wrote is rendered as the template has it; ids are written for the engine once, not again in each turn.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
+
+import msgspec
 
 from openforge.chat.contract import Message, Renderer, Tool
 from openforge.protos import pack_ids
@@ -13,6 +16,41 @@ from openforge.protos import pack_ids
 def view(ids: bytes) -> "memoryview[int]":
     """Packed ids as a sequence of numbers, not copied (little-endian machines only, as torch is)."""
     return memoryview(ids).cast("i")
+
+
+def written(ids: bytes) -> bytes:
+    """Packed ids as a JSON list."""
+    return msgspec.json.encode(view(ids).tolist())
+
+
+def joined(one: bytes, other: bytes) -> bytes:
+    """Two JSON lists as one."""
+    if len(one) <= len(_EMPTY) or len(other) <= len(_EMPTY):
+        return one if len(one) > len(_EMPTY) else other
+    return b"%b,%b" % (one[:-1], other[1:])
+
+
+_EMPTY = b"[]"
+
+
+class Written:
+    """Ids of turns as JSON, of the newest few that a call may go on from."""
+
+    MOST = 8
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[int, bytes] = OrderedDict()
+
+    def keep(self, turn: int, text: bytes) -> None:
+        self._kept[turn] = text
+        if len(self._kept) > self.MOST:
+            self._kept.popitem(last=False)
+
+    def of(self, turn: int) -> bytes | None:
+        return self._kept.get(turn)
+
+    def forget(self, turn: int) -> None:
+        self._kept.pop(turn, None)
 
 
 class Script:

@@ -1,12 +1,11 @@
 """What is known of calls: recorded turns, questions that compare, and where a call is placed."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from openforge.chat.canonical import Chain
 from openforge.chat.contract import Message, Tool
 from openforge.protos import BranchCause, Caller, FinishReason, HarnessIdentity, TurnStatus, VersionSpan
-from openforge.proxy.prompts import view
 
 ID_BYTES = 4
 
@@ -51,10 +50,14 @@ class Turn:
 
 @dataclass(slots=True, frozen=True)
 class Question:
-    """One call as it compares with others: canonical messages, tools, who asks, and the digest of it all."""
+    """One call as it compares with others: canonical messages, tools, who asks, and the digest of it all.
+
+    `steps` are the chain's values after each message, `bare_steps` those that leave out reasoning.
+    """
 
     messages: tuple[Message, ...]
     tools: tuple[Tool, ...]
+    tools_digest: bytes
     digest: str
     chain: Chain
     steps: tuple[bytes, ...]
@@ -62,16 +65,27 @@ class Question:
     harness: HarnessIdentity
 
 
-def steps_of(messages: Iterable[Message]) -> tuple[Chain, tuple[bytes, ...], tuple[bytes, ...]]:
-    """The chain after all messages, and its values after each."""
-    chain = Chain()
-    steps: list[bytes] = []
-    bare: list[bytes] = []
-    for message in messages:
+def steps_of(
+    messages: Sequence[Message], known: Question | None = None
+) -> tuple[Chain, tuple[bytes, ...], tuple[bytes, ...]]:
+    """The chain after all messages, and its values after each; what an earlier question begins with comes from it."""
+    at = in_common(messages, known.messages) if known else 0
+    steps = list(known.steps[:at]) if known else []
+    bare = list(known.bare_steps[:at]) if known else []
+    chain = Chain.after(messages[:at], steps[-1], bare[-1]) if at else Chain()
+    for message in messages[at:]:
         chain.add(message)
         steps.append(chain.value)
         bare.append(chain.bare)
     return chain, tuple(steps), tuple(bare)
+
+
+def in_common(one: Sequence[Message], other: Sequence[Message]) -> int:
+    """How many messages both begin with."""
+    for at, (ours, theirs) in enumerate(zip(one, other, strict=False)):
+        if ours != theirs:
+            return at
+    return min(len(one), len(other))
 
 
 @dataclass(slots=True, frozen=True)
@@ -95,9 +109,6 @@ class Placement:
     @property
     def suffix(self) -> bytes:
         return self.prompt[self.prefix * ID_BYTES :]
-
-    def prompt_ids(self) -> list[int]:
-        return view(self.prompt).tolist()
 
 
 @dataclass(slots=True)

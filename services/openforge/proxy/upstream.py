@@ -13,7 +13,7 @@ import msgspec
 from openforge.bus import BadSettings
 from openforge.protos import FinishReason, VersionSpan
 from openforge.proxy.posting import Broken, Posting
-from openforge.wire.generate import Choice, GenerateRequest, Usage, WeightVersionSpan
+from openforge.wire.generate import Choice, Usage, WeightVersionSpan, WrittenRequest
 
 SENTINEL = -9000.0
 """vLLM gives -9999 for tokens that its own processing masked: no sampled token has that."""
@@ -33,6 +33,7 @@ class _Chunk(msgspec.Struct):
 
 _CHUNK = msgspec.json.Decoder(_Chunk)
 _NO_IDS = b"null"
+_ECHO = b'"prompt_token_ids":'
 
 
 class EngineBroken(Exception):
@@ -69,14 +70,14 @@ class Engine:
         self._path = parts.path.rstrip("/") + "/inference/v1/generate"
         self._posting = Posting(parts.hostname, parts.port, silence_s)
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Piece]:
+    async def generate(self, request: WrittenRequest) -> AsyncGenerator[Piece]:
         """The answer as it is sampled. Closing the iterator calls the engine off."""
         body = msgspec.json.encode(request)
         try:
             async with self._posting.post(self._path, body) as answer:
                 if answer.status != 200:
                     _refuse(answer.status, (await answer.read())[:500])
-                async for piece in _pieces(answer.pieces(), request.token_ids, body):
+                async for piece in _pieces(answer.pieces(), bytes(request.token_ids)):
                     yield piece
         except Broken as error:
             raise EngineBroken(f"the engine broke off: {error}") from error
@@ -92,17 +93,17 @@ def _refuse(status: int, body: bytes) -> None:
     raise EngineDeclined(said) if status in _DECLINED else EngineRefused(said)
 
 
-async def _pieces(content: AsyncGenerator[bytes], prompt: list[int], sent: bytes) -> AsyncIterator[Piece]:
+async def _pieces(content: AsyncGenerator[bytes], prompt: bytes) -> AsyncIterator[Piece]:
     sampled = 0
     ended = False
     async for event in _events(content):
         if ended or event == b"[DONE]":
             continue  # read to the end, so that the connection can be used again
         try:
-            chunk = _CHUNK.decode(event)
+            chunk = _CHUNK.decode(_without_echo(event, prompt))
         except msgspec.MsgspecError as error:
             raise EngineBroken(f"the engine sent what is no chunk of an answer: {error}") from error
-        if not _same_prompt(bytes(chunk.prompt_token_ids), prompt, sent):
+        if not _same_prompt(bytes(chunk.prompt_token_ids), prompt):
             raise EngineRefused("the engine answered another prompt than it was sent")
         for choice in chunk.choices:
             sampled += len(choice.token_ids)
@@ -112,12 +113,19 @@ async def _pieces(content: AsyncGenerator[bytes], prompt: list[int], sent: bytes
         raise EngineBroken("the engine's answer has no end")
 
 
-def _same_prompt(told: bytes, prompt: list[int], sent: bytes) -> bool:
-    """Normally the engine writes the very bytes that it was sent, which need no decoding."""
-    if told == _NO_IDS or b'"token_ids":' + told + b"," in sent:
+def _without_echo(event: bytes, prompt: bytes) -> bytes:
+    """Normally the engine writes the very bytes that it was sent: they are left out: to decode them costs most."""
+    at = event.find(_ECHO) + len(_ECHO)
+    if at < len(_ECHO) or not event.startswith(prompt, at):
+        return event
+    return event[:at] + _NO_IDS + event[at + len(prompt) :]
+
+
+def _same_prompt(told: bytes, prompt: bytes) -> bool:
+    if told == _NO_IDS:
         return True
     try:
-        return msgspec.json.decode(told, type=list[int]) == prompt
+        return msgspec.json.decode(told, type=list[int]) == msgspec.json.decode(prompt, type=list[int])
     except msgspec.MsgspecError:
         return False
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openforge.chat import chat_completions
-from openforge.chat.canonical import chain_of, normal_arguments, retry_digest
+from openforge.chat.canonical import Chain, chain_of, normal_arguments, retry_digest, tools_digest
 from openforge.chat.contract import Message, Tool, ToolCall
 
 
@@ -75,7 +75,9 @@ def test_arguments_survive_another_serialiser(arguments: dict[str, object]) -> N
 
 def digest(body: dict[str, object], attempt: str = "e-0.0", thread: str = "") -> str:
     request = chat_completions.decode(msgspec.json.encode(body))
-    return retry_digest(attempt, "chat", thread, chain_of(request.messages), request.tools, request.asked_json())
+    return retry_digest(
+        attempt, "chat", thread, chain_of(request.messages), tools_digest(request.tools), request.asked_json()
+    )
 
 
 BODY: dict[str, object] = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
@@ -114,7 +116,24 @@ def test_attempts_and_threads_never_share_a_digest() -> None:
     assert len({digest(BODY), digest(BODY, attempt="e-0.1"), digest(BODY, thread="t")}) == 3
 
 
+def test_a_chain_taken_up_after_some_messages_is_the_chain_of_all() -> None:
+    calls = tuple(ToolCall(id=name, name="f", arguments="{}") for name in ("b", "a"))
+    messages = [
+        Message(role="user", content="hi"),
+        Message(role="assistant", reasoning="hm", tool_calls=calls),
+        Message(role="tool", tool_call_id="a", content="1"),
+        Message(role="tool", tool_call_id="b", content="2"),
+    ]
+    for at in range(len(messages)):
+        before = chain_of(messages[:at])
+        resumed = Chain.after(messages[:at], before.value, before.bare)
+        for message in messages[at:]:
+            resumed.add(message)
+        assert (resumed.value, resumed.bare) == (chain_of(messages).value, chain_of(messages).bare)
+
+
 def test_the_order_of_tools_counts() -> None:
     a, b = Tool(name="a"), Tool(name="b")
     chain = chain_of([])
-    assert retry_digest("e", "chat", "", chain, [a, b], b"") != retry_digest("e", "chat", "", chain, [b, a], b"")
+    one, other = tools_digest([a, b]), tools_digest([b, a])
+    assert retry_digest("e", "chat", "", chain, one, b"") != retry_digest("e", "chat", "", chain, other, b"")

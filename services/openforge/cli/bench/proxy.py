@@ -1,120 +1,122 @@
-"""What the proxy adds to a model call: `python -m openforge.cli.bench.proxy --json`.
+"""What the proxy adds to a model call, beside other projects' proxies: `openforge bench proxy --json`.
 
-A conversation grows around 8,000 tokens; each answer has 200 sampled tokens with their log-probs. `direct` asks
-a stub engine for it over its wire, `proxy` asks the proxy in front of the same stub, as a process of its own with
-a real nats-server behind it. Load, stub, proxy and nats-server share this machine.
+Conversations grow from 6,000 to 10,000 tokens by about 400 a turn, each with text of its own; each answer has 200
+sampled tokens with their log-probs. `direct` asks a stub engine over its wire, `proxy` asks a proxy in front of the
+same stub; ours has a real nats-server behind it and answers when the turn is stored. Load, stub, proxy and
+nats-server share this machine.
+
+Promises: direct calls and calls through a proxy take turns, so that both see the same machine; first turns of an
+episode are counted apart; every figure is the median of the repeats, which are all in the report; a peer that could
+not be measured is a row with the reason.
 """
 
 import argparse
 import asyncio
 import os
+import platform
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import msgspec
-from aiohttp import web
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+import uvloop
 
 from openforge.bus import Bus, BusSettings
 from openforge.bus.server import NatsServer, ServerConfig, free_port
 from openforge.bus.streams import stream_of
-from openforge.protos import KEY_BUCKET, AttemptKey, key_entry
+from openforge.cli.bench._proxy_load import BadAnswer, Engine, Spent, Target, load, names, percentile
+from openforge.cli.bench._proxy_peers import PEERS, NotMeasured, Peer, installed, peer_process
+from openforge.cli.bench._proxy_text import FIRST_TOKENS, GROWTH_TOKENS, TURNS, Conversation, model_folder
+from openforge.protos import KEY_BUCKET, AttemptKey, EndReason, EpisodeEnded, key_entry
 from openforge.runs import config_of, submit
 from openforge.service import read_health
 
 RUN = "bench"
-PROMPT_TOKENS = 8_000
-SAMPLED_TOKENS = 200
-TURNS_AN_ATTEMPT = 10
-_STOP_ID = 2
-
-Ask = Callable[[int, int], Awaitable[None]]
-"""Makes one call: of which worker, and its how manieth."""
+AT_ONCE = 16
+MEMORY_CALLS = 10_000
+_SAMPLED_TOKENS = 200
+_WINDOW = 32_000
+_GENERATE, _COMPLETE = "/inference/v1/generate", "/v1/chat/completions"
 
 
-class StubEngine:
-    """Answers at once: 200 tokens in `chunks` pieces."""
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """`calls` are those of one repeat, one at a time; sixteen at once make four times as many."""
 
-    def __init__(self, chunks: int) -> None:
-        self.url = f"http://127.0.0.1:{free_port()}"
-        tokens = [40 + index % 50 for index in range(SAMPLED_TOKENS - 1)] + [_STOP_ID]
-        size = -(-SAMPLED_TOKENS // chunks)
-        pieces = [tokens[start : start + size] for start in range(0, SAMPLED_TOKENS, size)]
-        self._rest = b"".join(_chunk(piece, piece is pieces[-1]) for piece in pieces) + b"data: [DONE]\n\n"
-
-    async def answer(self, request: web.Request) -> web.StreamResponse:
-        body = await request.read()
-        start = body.index(b'"token_ids":[') + len(b'"token_ids":')
-        prompt = body[start : body.index(b"]", start) + 1]
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
-        await response.write(b'data: {"choices":[],"prompt_token_ids":' + prompt + b"}\n\n" + self._rest)
-        return response
-
-    @asynccontextmanager
-    async def serving(self) -> AsyncIterator[None]:
-        app = web.Application(client_max_size=64 << 20)
-        app.router.add_post("/inference/v1/generate", self.answer)
-        runner = web.AppRunner(app, access_log=None)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", int(self.url.rsplit(":", 1)[1])).start()
-        yield
-        await runner.cleanup()
+    calls: int = 400
+    repeats: int = 5
+    chunks: int = 1
+    memory_calls: int = MEMORY_CALLS
+    peers: Path | None = None
 
 
-def _chunk(tokens: list[int], last: bool) -> bytes:
-    choice: dict[str, Any] = {
-        "index": 0,
-        "token_ids": tokens,
-        "logprobs": {"content": [{"token_id": token, "logprob": -0.5123, "rank": 1} for token in tokens]},
-        "finish_reason": "stop" if last else None,
-    }
-    if last:
-        choice["weight_versions"] = [{"version": "0", "start": 0, "end": SAMPLED_TOKENS}]
-    return b"data: " + msgspec.json.encode({"choices": [choice]}) + b"\n\n"
+class Repeat(msgspec.Struct, kw_only=True):
+    """Milliseconds, calls a second, and CPU milliseconds of the proxy process a call."""
+
+    added_ms_p50_c1: float
+    added_ms_p99_c1: float
+    cold_ms_p50: float
+    direct_ms_p50_c1: float
+    calls_per_s_c16: float
+    ms_p50_c16: float
+    cpu_ms_c1: float
+    cpu_ms_c16: float
 
 
-def model_folder(path: Path) -> Path:
-    """One byte, one token."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    special = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-    vocabulary = {token: index for index, token in enumerate([*special, *letters])}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
-    path.mkdir()
-    tokenizer.save(str(path / "tokenizer.json"))
-    return path
+class Row(msgspec.Struct, kw_only=True):
+    """One proxy. `reason`: why there are no figures; `note`: how it was set up."""
+
+    name: str
+    note: str = ""
+    figures: dict[str, float] = {}
+    repeats: list[Repeat] = []
+    rss_mb: float | None = None
+    reason: str = ""
+
+
+# -- processes
 
 
 @asynccontextmanager
-async def proxy_process(folder: Path, nats_url: str, engine_url: str) -> AsyncIterator[tuple[str, int]]:
-    """Its URL and its process id."""
-    url, health = f"http://127.0.0.1:{free_port()}", folder / "health.json"
+async def stub_process(model: Path, chunks: int) -> AsyncIterator[tuple[int, int]]:
+    """Its port and its process id."""
+    port = free_port()
+    command = ("-m", "openforge.cli.bench._proxy_stub", str(port), str(model), str(chunks))
+    process = await asyncio.create_subprocess_exec(sys.executable, *command, stdout=asyncio.subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        if await process.stdout.readline() != b"ready\n":
+            raise SystemExit("the stub engine ended at once: its last line says why")
+        yield port, process.pid
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+@asynccontextmanager
+async def proxy_process(folder: Path, nats_url: str, engine_port: int) -> AsyncIterator[tuple[int, int]]:
+    """Its port and its process id."""
+    port, health = free_port(), folder / "health.json"
     env = os.environ | {
         "OPENFORGE_RUN": RUN,
         "OPENFORGE_NATS_URL": nats_url,
-        "OPENFORGE_ENGINE_URL": engine_url,
-        "OPENFORGE_PROXY_URL": url,
+        "OPENFORGE_ENGINE_URL": f"http://127.0.0.1:{engine_port}",
+        "OPENFORGE_PROXY_URL": f"http://127.0.0.1:{port}",
         "OPENFORGE_HEALTH_FILE": str(health),
         "OPENFORGE_DIE_WITH_PARENT": "1",
-        "OPENFORGE_LOG_LEVEL": "warning",
     }
-    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "openforge.proxy", env=env)
+    with (folder / "proxy.log").open("wb") as log:
+        process = await asyncio.create_subprocess_exec(sys.executable, "-m", "openforge.proxy", env=env, stderr=log)
     try:
         while not ((state := read_health(health)) and state.ready):
             if process.returncode is not None:
-                raise SystemExit("the proxy ended at once: its last line says why")
+                raise SystemExit(f"the proxy ended at once: {(folder / 'proxy.log').read_text()[-500:]}")
             await asyncio.sleep(0.05)
-        yield url, process.pid
+        yield port, process.pid
     finally:
         process.terminate()
         await process.wait()
@@ -126,163 +128,242 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-async def measure(ask: Ask, concurrency: int, calls: int) -> dict[str, float]:
-    """Milliseconds of a call, and calls a second."""
-    spent_s: list[float] = []
-
-    async def worker(number: int) -> None:
-        for index in range(calls // concurrency):
-            begin = time.perf_counter()
-            await ask(number, index)
-            spent_s.append(time.perf_counter() - begin)
-
-    begin = time.perf_counter()
-    await asyncio.gather(*(worker(number) for number in range(concurrency)))
-    wall_s = time.perf_counter() - begin
-    percentiles = statistics.quantiles(spent_s, n=100)
-    return {
-        "p50_ms": round(percentiles[49] * 1e3, 3),
-        "p99_ms": round(percentiles[98] * 1e3, 3),
-        "calls_per_s": round(len(spent_s) / wall_s, 1),
-    }
+def rss_mb(pid: int) -> float:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return round(next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 1024, 1)
 
 
-def direct(session: aiohttp.ClientSession, engine_url: str) -> Ask:
-    body = msgspec.json.encode(
-        {
-            "model": "policy",
-            "token_ids": [40 + index % 50 for index in range(PROMPT_TOKENS)],
-            "sampling_params": {"max_tokens": SAMPLED_TOKENS, "logprobs": 0},
-            "return_token_ids": True,
-            "stream": True,
+# -- one proxy
+
+
+Prepare = Callable[[Sequence[str]], Awaitable[None]]
+Ended = Callable[[str], Awaitable[None]]
+
+
+class Bench(msgspec.Struct, kw_only=True):
+    """One proxy under load: what it is, what has to be there before an episode, what happens after it."""
+
+    target: Target
+    pid: int
+    engine: Engine
+    prepare: Prepare
+    ended: Ended
+
+    async def repeat(self, name: str, calls: int) -> Repeat:
+        one, one_cpu_ms = await self.loaded(f"{name}-c1", 1, calls, self.engine)
+        many, many_cpu_ms = await self.loaded(f"{name}-c16", AT_ONCE, 4 * calls)
+        direct = percentile(one.direct, 50)
+        return Repeat(
+            added_ms_p50_c1=round(percentile(one.later, 50) - direct, 3),
+            added_ms_p99_c1=round(percentile(one.later, 99) - percentile(one.direct, 99), 3),
+            cold_ms_p50=round(percentile(one.first, 50) - percentile(one.direct_first, 50), 3),
+            direct_ms_p50_c1=round(direct, 3),
+            calls_per_s_c16=round(many.calls / many.wall_s, 1),
+            ms_p50_c16=round(percentile(many.later, 50), 3),
+            cpu_ms_c1=one_cpu_ms,
+            cpu_ms_c16=many_cpu_ms,
+        )
+
+    async def loaded(
+        self, name: str, concurrency: int, calls: int, engine: Engine | None = None
+    ) -> tuple[Spent, float]:
+        """What the calls took, and the proxy's CPU milliseconds for each."""
+        each = max(1, calls // concurrency // TURNS)
+        await self.prepare([episode for worker in range(concurrency) for episode in names(name, worker, each)])
+        before_s = cpu_s(self.pid)
+        spent = await load(self.target, name, concurrency, calls, self.ended, engine)
+        return spent, round((cpu_s(self.pid) - before_s) * 1e3 / spent.calls, 3)
+
+    async def row(self, name: str, options: Options) -> Row:
+        form = "streamed" if self.target.stream else "whole"
+        await self.loaded(f"warm-{form}", AT_ONCE, options.calls)
+        repeats = [await self.repeat(f"{form}-{number}", options.calls) for number in range(options.repeats)]
+        figures = {
+            field: statistics.median(getattr(repeat, field) for repeat in repeats) for field in Repeat.__struct_fields__
         }
-    )
+        return Row(name=name, figures=figures, repeats=repeats, rss_mb=rss_mb(self.pid))
 
-    async def ask(worker: int, index: int) -> None:
-        async with session.post(f"{engine_url}/inference/v1/generate", data=body) as response:
-            await response.read()
-
-    return ask
-
-
-class Talk:
-    """One conversation after the other, each of ten turns around 8,000 tokens."""
-
-    def __init__(self, session: aiohttp.ClientSession, url: str, bus: Bus, phase: str, stream: bool) -> None:
-        self._session = session
-        self._url = url
-        self._bus = bus
-        self._phase = phase
-        self._stream = stream
-        self._messages: dict[int, list[dict[str, Any]]] = {}
-
-    async def keys(self, concurrency: int, calls: int) -> None:
-        bucket = await self._bus.bucket(KEY_BUCKET)
-        for worker in range(concurrency):
-            for number in range(calls // concurrency // TURNS_AN_ATTEMPT + 1):
-                episode = self._episode(worker, number)
-                entry = AttemptKey(
-                    run=RUN, episode=episode, attempt=0, turns=99, tokens_per_turn=999, expires_at=time.time() + 9999
-                )
-                await bucket.put(key_entry(RUN, f"of-{episode}"), entry.encode())
-
-    def _episode(self, worker: int, number: int) -> str:
-        return f"{self._phase}-{worker}-{number}"
-
-    async def ask(self, worker: int, index: int) -> None:
-        number, turn = divmod(index, TURNS_AN_ATTEMPT)
-        if turn == 0:
-            system = "Work carefully. " * ((PROMPT_TOKENS - 1000) // 16)
-            self._messages[worker] = [{"role": "system", "content": system}, {"role": "user", "content": "Begin."}]
-        episode, messages = self._episode(worker, number), self._messages[worker]
-        async with self._session.post(
-            f"{self._url}/ep/{episode}.0/v1/chat/completions",
-            data=msgspec.json.encode({"model": "m", "messages": messages, "stream": self._stream}),
-            headers={"Authorization": f"Bearer of-{episode}"},
-        ) as response:
-            body = await response.read()
-        if response.status != 200:
-            raise SystemExit(f"the proxy answered {response.status}: {body[:300]!r}")
-        messages += [{"role": "assistant", "content": self._content(body)}, {"role": "user", "content": "Go on. " * 8}]
-
-    def _content(self, body: bytes) -> str:
-        if not self._stream:
-            return str(msgspec.json.decode(body)["choices"][0]["message"]["content"])
-        events = [event[6:] for event in body.split(b"\n\n") if event.startswith(b"data: {")]
-        deltas = [msgspec.json.decode(event)["choices"][0]["delta"] for event in events]
-        return "".join(delta.get("content", "") for delta in deltas)
+    async def memory(self, calls: int) -> tuple[int, list[float]]:
+        """How many calls were made, and the proxy's resident megabytes before them and after each tenth of them."""
+        sizes, made = [rss_mb(self.pid)], 0
+        for part in range(10):
+            spent, _ = await self.loaded(f"memory-{part}", AT_ONCE, -(-calls // 10))
+            made += spent.calls
+            sizes.append(rss_mb(self.pid))
+        return made, sizes
 
 
-async def bench(calls: int, chunks: int) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory(prefix="of-bench-") as name:
-        folder = Path(name)
-        server = NatsServer(ServerConfig(folder=str(folder / "nats"), port=free_port()))
-        await server.start()
-        try:
-            async with Bus.connect(BusSettings(url=server.url), name="bench") as bus:
-                await bus.set_up()
-                await _submit(bus, model_folder(folder / "model"))
-                return await _bench(bus, folder, server.url, calls, chunks)
-        finally:
-            await server.stop()
+def generate_bodies() -> list[bytes]:
+    """What our proxy asks the engine for in each turn of an episode."""
+    prompts = [[300 + index % 2000 for index in range(FIRST_TOKENS + GROWTH_TOKENS * turn)] for turn in range(TURNS)]
+    return [
+        msgspec.json.encode(
+            {
+                "model": "policy",
+                "token_ids": prompt,
+                "sampling_params": {"max_tokens": _SAMPLED_TOKENS, "logprobs": 0},
+                "return_token_ids": True,
+                "stream": True,
+            }
+        )
+        for prompt in prompts
+    ]
+
+
+def complete_bodies() -> list[bytes]:
+    """What a client of Chat Completions asks the engine for in each turn of an episode."""
+    conversation = Conversation("direct")
+    bodies = []
+    for _ in range(TURNS):
+        asked = {"model": "m", "messages": conversation.messages, "logprobs": True, "return_token_ids": True}
+        bodies.append(msgspec.json.encode(asked))
+        conversation.goes_on("direct " * _SAMPLED_TOKENS)
+    return bodies
+
+
+# -- ours
+
+
+async def ours(bus: Bus, folder: Path, nats_url: str, engine_port: int, options: Options) -> dict[str, Any]:
+    bucket = await bus.bucket(KEY_BUCKET)
+
+    async def keys(episodes: Sequence[str]) -> None:
+        for episode in episodes:
+            entry = AttemptKey(
+                run=RUN, episode=episode, attempt=0, turns=99, tokens_per_turn=999, expires_at=time.time() + 99_999
+            )
+            await bucket.put(key_entry(RUN, f"of-{episode}"), entry.encode())
+
+    async def ended(episode: str) -> None:
+        await bus.tell(EpisodeEnded(run=RUN, episode=episode, attempt=0, reason=EndReason.FINISHED))
+
+    async with proxy_process(folder, nats_url, engine_port) as (port, pid):
+        target = Target(
+            port=port, path="/ep/{episode}.0/v1/chat/completions", headers={"Authorization": "Bearer of-{episode}"}
+        )
+        engine = Engine(engine_port, generate_bodies(), _GENERATE)
+        whole = Bench(target=target, pid=pid, engine=engine, prepare=keys, ended=ended)
+        streamed = msgspec.structs.replace(whole, target=msgspec.structs.replace(target, stream=True))
+        rows = [await whole.row("openforge", options), await streamed.row("openforge, streamed", options)]
+        for row in rows:
+            row.note = "one process, every turn stored in a stream before its answer ends"
+        calls, sizes = await whole.memory(options.memory_calls)
+    stored = await bus.link.js.stream_info(stream_of("turn"))
+    return {
+        "rows": rows,
+        "stored_bytes_per_turn": round(stored.state.bytes / stored.state.messages, 1),
+        "memory_calls": calls,
+        "rss_mb": sizes,
+    }
 
 
 async def _submit(bus: Bus, model: Path) -> None:
     said = {
         "run": {"name": RUN, "steps": 1},
-        "model": {"path": str(model), "context": 4 * PROMPT_TOKENS},
-        "sampling": {"max_tokens": 2 * SAMPLED_TOKENS},
+        "model": {"path": str(model), "context": _WINDOW},
+        "sampling": {"max_tokens": 2 * _SAMPLED_TOKENS},
         "environment": {"name": "shell", "harness": "mini"},
     }
     await submit(bus, config_of(msgspec.json.encode(said).decode()))
 
 
-async def _bench(bus: Bus, folder: Path, nats_url: str, calls: int, chunks: int) -> dict[str, Any]:
-    engine = StubEngine(chunks)
-    connector = aiohttp.TCPConnector(limit=0)
-    async with (
-        engine.serving(),
-        proxy_process(folder, nats_url, engine.url) as (url, pid),
-        aiohttp.ClientSession(connector=connector) as session,
-    ):
-        result: dict[str, Any] = {
-            "prompt_tokens": PROMPT_TOKENS,
-            "sampled_tokens": SAMPLED_TOKENS,
-            "engine_chunks": chunks,
-            "calls": calls,
-        }
-        for concurrency in (1, 16):
-            ask = direct(session, engine.url)
-            await measure(ask, concurrency, calls // 4)
-            straight = await measure(ask, concurrency, calls)
-            for stream in (False, True):
-                phase = f"c{concurrency}{'s' if stream else ''}"
-                talk = Talk(session, url, bus, phase, stream)
-                await talk.keys(concurrency, calls)
-                used_s = cpu_s(pid)
-                through = await measure(talk.ask, concurrency, calls)
-                used_s = cpu_s(pid) - used_s
-                result[phase] = {
-                    "direct": straight,
-                    "proxy": through,
-                    "proxy_cpu_ms": round(used_s * 1e3 / calls, 3),
-                    "added_p50_ms": round(through["p50_ms"] - straight["p50_ms"], 3),
-                    "added_p99_ms": round(through["p99_ms"] - straight["p99_ms"], 3),
-                }
-        stored = await bus.link.js.stream_info(stream_of("turn"))
-        result["bytes_per_turn"] = round(stored.state.bytes / stored.state.messages, 1)
-        return result
+# -- peers
+
+
+async def peer_row(peer: Peer, folder: Path, engine_port: int, options: Options) -> Row:
+    if options.peers is None:
+        return Row(name=peer.title, reason="not asked for: --peers FOLDER installs and measures it")
+    try:
+        python = await installed(peer, options.peers)
+        async with peer_process(peer, python, folder, engine_port) as (target, pid):
+            engine = Engine(engine_port, complete_bodies(), _COMPLETE)
+            bench = Bench(target=target, pid=pid, engine=engine, prepare=_nothing, ended=_nothing)
+            return msgspec.structs.replace(await bench.row(peer.title, options), note=peer.note)
+    except (NotMeasured, BadAnswer) as error:
+        return Row(name=peer.title, reason=str(error))
+
+
+async def _nothing(_: object) -> None:
+    return
+
+
+# -- the report
+
+
+async def bench(options: Options) -> dict[str, Any]:
+    load_before = os.getloadavg()[0]
+    with tempfile.TemporaryDirectory(prefix="of-bench-") as name:
+        folder = Path(name)
+        model = model_folder(folder / "model")
+        server = NatsServer(ServerConfig(folder=str(folder / "nats"), port=free_port()))
+        await server.start()
+        try:
+            async with (
+                stub_process(model, options.chunks) as (engine_port, _),
+                Bus.connect(BusSettings(url=server.url), name="bench") as bus,
+            ):
+                await bus.set_up()
+                await _submit(bus, model)
+                own = await ours(bus, folder, server.url, engine_port, options)
+                others = [await peer_row(peer, folder, engine_port, options) for peer in PEERS]
+        finally:
+            await server.stop()
+    return report(own, others, options) | {"machine": machine(load_before)}
+
+
+def report(own: Mapping[str, Any], others: Sequence[Row], options: Options) -> dict[str, Any]:
+    whole: Row = own["rows"][0]
+    sizes: list[float] = own["rss_mb"]
+    best = max((row.figures["calls_per_s_c16"] for row in others if row.figures), default=None)
+    wanted = ("added_ms_p50_c1", "added_ms_p99_c1", "cold_ms_p50", "calls_per_s_c16")
+    return {
+        **{field: whole.figures[field] for field in wanted},
+        "best_peer_calls_per_s_c16": best,
+        "stored_bytes_per_turn": own["stored_bytes_per_turn"],
+        "rss_growth_mb_10k_calls": round(sizes[-1] - sizes[0], 1)
+        if own["memory_calls"] >= 0.9 * MEMORY_CALLS
+        else None,
+        "memory": {"calls": own["memory_calls"], "rss_mb": sizes},
+        "proxy_cpu_ms_per_call": whole.figures["cpu_ms_c16"],
+        "calls": options.calls,
+        "repeats": options.repeats,
+        "engine_chunks": options.chunks,
+        "rows": [*own["rows"], *others],
+    }
+
+
+def machine(load_before: float) -> dict[str, Any]:
+    return {
+        "cpus": os.cpu_count(),
+        "usable_cpus": len(os.sched_getaffinity(0)),
+        "load_before": round(load_before, 2),
+        "load_after": round(os.getloadavg()[0], 2),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(prog="openforge bench proxy", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--json", action="store_true", help="one JSON object and nothing else on stdout")
-    parser.add_argument("--calls", type=int, default=800, help="calls of each measurement")
+    parser.add_argument("--calls", type=int, default=400, help="calls of a repeat, one at a time; 16 at once: 4 times")
+    parser.add_argument("--repeats", type=int, default=5, help="how often everything is measured")
     parser.add_argument("--chunks", type=int, default=1, help="pieces in which the engine sends an answer")
-    options = parser.parse_args()
-    result = asyncio.run(bench(options.calls, options.chunks))
-    text = msgspec.json.encode(result)
-    print((text if options.json else msgspec.json.format(text, indent=2)).decode())
+    parser.add_argument("--memory-calls", type=int, default=MEMORY_CALLS, help="calls over which memory is watched")
+    parser.add_argument("--peers", type=Path, help="measure other proxies too, installed into venvs in this folder")
+    said = parser.parse_args()
+    options = Options(
+        calls=said.calls,
+        repeats=said.repeats,
+        chunks=said.chunks,
+        memory_calls=said.memory_calls,
+        peers=said.peers and said.peers.resolve(),
+    )
+    try:
+        text = msgspec.json.encode(uvloop.run(bench(options)))
+    except BadAnswer as error:
+        raise SystemExit(f"our own proxy failed: {error}") from error
+    print((text if said.json else msgspec.json.format(text, indent=2)).decode())
 
 
 if __name__ == "__main__":
