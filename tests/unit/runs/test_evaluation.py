@@ -79,6 +79,11 @@ def test_a_trial_without_a_verdict_lowers_n_and_is_counted_but_is_no_failure() -
     assert result.failed_attempts == {"sandbox_failed": 3}
 
 
+def test_one_trial_has_one_estimator_and_more_have_each_by_name() -> None:
+    names = [one.estimator for one in said(one={"a": [True, False, True]}).harnesses[0].passes]
+    assert names == ["pass@1 (unbiased)", "pass@3 (unbiased)", "pass^3 (unbiased)", "pass^3 (plug-in)"]
+
+
 def test_harnesses_are_compared_on_the_tasks_that_both_have_verdicts_of() -> None:
     whole = said(one={"a": [False] * 3, "b": [True] * 3, "c": [None] * 3}, two={"a": [True] * 3, "c": [True] * 3})
     (difference,) = whole.differences
