@@ -5,6 +5,9 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+JOBS   ?= 2
+# Tests that look at the whole machine for what is left behind: nothing else may run beside them.
+ALONE  := tests/integration/sandbox
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 

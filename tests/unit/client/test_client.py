@@ -177,7 +177,7 @@ async def test_a_consumer_that_is_killed_in_mid_stream_misses_nothing_and_knows_
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     argv = (sys.executable, "-c", _CONSUMER, bus_settings.url, str(seen))
     consumer = await asyncio.create_subprocess_exec(*argv, env=env)
-    while len(_lines(seen)) < 400:
+    while len(_lines(seen)) < 1000:  # at 2 ms each: the cursor has been stored once at least
         await asyncio.sleep(0.05)
     consumer.send_signal(signal.SIGKILL)
     await consumer.wait()
