@@ -6,6 +6,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 JOBS   ?= 2
+QUICK  := not heavy and not containers and not vllm
 # Tests that look at the whole machine for what is left behind: nothing else may run beside them.
 ALONE  := tests/integration/sandbox
 export OMP_NUM_THREADS ?= 1
@@ -40,7 +41,8 @@ seeds: install ## the demo with three seeds, and the table of docs/demo.md
 	$(BIN)/python -m openforge.cli.curves demo-1 demo-2 demo-3 --out docs/demo
 
 test: install ## unit and integration tests, and one tiny run end to end: minutes
-	$(BIN)/pytest -m "not heavy and not containers and not vllm" $(ARGS)
+	$(BIN)/pytest -m "$(QUICK)" -n $(JOBS) --dist loadfile --ignore tests/e2e --ignore $(ALONE) $(ARGS)
+	$(BIN)/pytest -m "$(QUICK)" tests/e2e $(ALONE) $(ARGS)
 
 check: install ## types, lint, format, import rules, generated schemas
 	$(BIN)/ruff check .
