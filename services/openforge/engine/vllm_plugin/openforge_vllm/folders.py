@@ -18,7 +18,9 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferInitInfo,
     WeightTransferUpdateInfo,
 )
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.platforms import current_platform
 
 
 @dataclass
@@ -53,9 +55,20 @@ class FolderTransfer(WeightTransferEngine[NothingToInit, Folder]):
 
     def finish_weight_update(self) -> None:
         finalize_layerwise_reload(self.model, self.model_config)
+        _pack_heads_anew(self.model)
 
     def shutdown(self) -> None:
         pass
+
+
+def _pack_heads_anew(model: torch.nn.Module) -> None:
+    """On a CPU the output head computes with a packed copy of its weights. Where they are tied to the embedding, no
+    tensor of the checkpoint is the head's own, so vLLM leaves the copy as it was: old logits from new layers."""
+    if not current_platform.is_cpu():
+        return
+    for layer in model.modules():
+        if isinstance(layer, ParallelLMHead):
+            layer.quant_method.process_weights_after_loading(layer)
 
 
 def _tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
