@@ -75,7 +75,7 @@ class Daemons:
                     client.get("/_ping").raise_for_status()
                 return
             time.sleep(0.1)
-        _cannot(f"{name} did not start: {log.read_text(errors='replace')[-600:]}")
+        cannot(f"{name} did not start: {log.read_text(errors='replace')[-600:]}")
 
     def _unmount(self) -> None:
         """A daemon leaves its own mount of its data folder behind."""
@@ -92,7 +92,7 @@ def running_daemons() -> Iterator[Daemons]:
         daemons.stop()
 
 
-def _cannot(why: str) -> None:
+def cannot(why: str) -> None:
     if os.environ.get("OPENFORGE_REQUIRE_SANDBOXES"):
         raise RuntimeError(why)
     pytest.skip(why)
@@ -101,9 +101,9 @@ def _cannot(why: str) -> None:
 def _demand(name: str) -> None:
     program = {"docker": "dockerd", "podman": "podman"}[name]
     if os.geteuid() != 0:
-        _cannot(f"{program} is started by root only")
+        cannot(f"{program} is started by root only")
     if shutil.which(program) is None:
-        _cannot(f"{program} is not installed: `make containers` installs it as root on Debian")
+        cannot(f"{program} is not installed: `make containers` installs it as root on Debian")
 
 
 def _dockerd(folder: Path, place: Path) -> tuple[list[str], dict[str, str]]:

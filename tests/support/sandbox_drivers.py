@@ -6,16 +6,21 @@ its sandboxes are made from, and nothing else.
 
 import os
 import secrets
+import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from container_daemons import IMAGE
+from container_daemons import IMAGE, cannot
+from kube_api import NAMESPACE, KubeApi
 
-from openforge.sandbox.contract import SandboxDriver, SandboxLimits, SandboxSpec
+from openforge.sandbox.contract import NETWORKS, SandboxDriver, SandboxLimits, SandboxSpec
 from openforge.sandbox.docker import DockerDriver
+from openforge.sandbox.kubernetes import KubernetesDriver
+from openforge.sandbox.kubernetes.pod import PodSettings
+from openforge.sandbox.kubernetes.toolbox import write_toolbox
 from openforge.sandbox.process import CannotIsolate, ProcessDriver
 
 SMALL = SandboxLimits(memory_mb=192, pids=64, disk_mb=16)
@@ -40,6 +45,40 @@ async def docker_driver(state_dir: Path, proxy_socket: Path | None, socket: Path
     return await DockerDriver(state_dir, socket=socket, pull=False, proxy_socket=proxy_socket, owner=owner).start()
 
 
+class _WithApi(KubernetesDriver):
+    """Ends its API server with itself."""
+
+    api: KubeApi
+
+    async def close(self) -> None:
+        await super().close()
+        await self.api.stop()
+
+
+async def kubernetes_driver(state_dir: Path, proxy_socket: Path | None, socket: Path | None) -> SandboxDriver:
+    """On the API server of `kube_api`, or on a real one where KUBECONFIG is set (see docs/isolation.md)."""
+    assert socket is None
+    owner = f"test-{secrets.token_hex(3)}"
+    if real := os.environ.get("KUBECONFIG"):
+        settings = PodSettings(toolbox=os.environ["OPENFORGE_TEST_TOOLBOX"])
+        namespace = os.environ.get("OPENFORGE_TEST_NAMESPACE", "default")
+        return await KubernetesDriver(settings, owner=owner, namespace=namespace, kubeconfig=real).start()
+    if os.geteuid() != 0 or shutil.which("bwrap") is None:
+        cannot("the node of the API server for tests needs root and bwrap")
+    write_toolbox(state_dir / "toolbox")
+    api = KubeApi(state_dir / "toolbox")
+    await api.start()
+    driver = _WithApi(
+        PodSettings(toolbox="toolbox:1"),
+        owner=owner,
+        namespace=NAMESPACE,
+        kubeconfig=str(api.kubeconfig(state_dir / "kubeconfig")),
+    )
+    driver.api = api
+    await driver.start()
+    return driver
+
+
 class Case(msgspec.Struct, frozen=True, kw_only=True):
     """`make(state_dir, proxy_socket, socket)` skips with a reason where this host cannot run the driver.
 
@@ -50,13 +89,21 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     make: Callable[[Path, Path | None, Path | None], Awaitable[SandboxDriver]]
     image: str = ""
     daemon: str = ""
+    networks: tuple[str, ...] = NETWORKS
 
     def spec(self, name: str, **more: Any) -> SandboxSpec:
         return SandboxSpec(**{"name": name, "image": self.image, "limits": SMALL, **more})
 
 
+KUBERNETES = Case(
+    name="kubernetes",
+    make=kubernetes_driver,
+    image=os.environ.get("OPENFORGE_TEST_IMAGE", "box:1"),
+    networks=("none", "proxy-only"),
+)
 CASES = (
     Case(name="process", make=process_driver),
     Case(name="docker", make=docker_driver, image=IMAGE, daemon="docker"),
     Case(name="podman", make=docker_driver, image=IMAGE, daemon="podman"),
+    KUBERNETES,
 )

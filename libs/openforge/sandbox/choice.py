@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from openforge.sandbox.contract import SandboxDriver
+from openforge.sandbox.contract import CannotIsolate, SandboxDriver
 
 
 class DriverSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -17,13 +17,25 @@ class DriverSettings(msgspec.Struct, frozen=True, kw_only=True):
     from images, by Docker or Podman.
 
     For `docker`: `sandbox_socket` is the daemon's, found where empty; `sandbox_image` is what sandboxes that name no
-    image are made from; `sandbox_runtime` is an OCI runtime that the daemon knows, such as `runsc`'s name there.
+    image are made from; `sandbox_runtime` is an OCI runtime that the daemon knows.
+
+    For `kubernetes`: a pod for each sandbox in `sandbox_namespace`; `sandbox_kubeconfig` is the way to the cluster,
+    the pod's own account where empty; `sandbox_toolbox` is the image that brings our init; `sandbox_proxy` is the model
+    proxy's IP:PORT as pods reach it and `sandbox_proxy_labels` (KEY=VALUE) those of the pods behind it;
+    `sandbox_runtime` is a runtime class, `sandbox_pull` the image pull policy, `sandbox_nodes` a node selector.
     """
 
-    sandbox_driver: Literal["process", "docker"] = "process"
+    sandbox_driver: Literal["process", "docker", "kubernetes"] = "process"
     sandbox_socket: str = ""
     sandbox_image: str = ""
     sandbox_runtime: str = ""
+    sandbox_namespace: str = "default"
+    sandbox_kubeconfig: str = ""
+    sandbox_toolbox: str = ""
+    sandbox_proxy: str = ""
+    sandbox_proxy_labels: tuple[str, ...] = ()
+    sandbox_pull: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
+    sandbox_nodes: tuple[str, ...] = ()
 
 
 async def open_driver(
@@ -48,6 +60,38 @@ async def open_driver(
             allow_reduced=allow_reduced,
         )
         return await docker.start()
+    if settings.sandbox_driver == "kubernetes":
+        return await _kubernetes(settings, owner)
     from openforge.sandbox.process import ProcessDriver
 
     return ProcessDriver(state_dir, proxy_socket=proxy_socket, owner=owner, allow_reduced=allow_reduced)
+
+
+async def _kubernetes(settings: DriverSettings, owner: str) -> SandboxDriver:
+    try:
+        from openforge.sandbox.kubernetes import KubernetesDriver
+        from openforge.sandbox.kubernetes.pod import PodSettings
+    except ModuleNotFoundError as missing:
+        raise CannotIsolate(f"{missing.name} is not installed: pip install 'openforge[kubernetes]'") from missing
+    if not settings.sandbox_toolbox:
+        raise CannotIsolate("OPENFORGE_SANDBOX_TOOLBOX is not set: name the toolbox image (docs/isolation.md)")
+    shape = PodSettings(
+        toolbox=settings.sandbox_toolbox,
+        proxy=settings.sandbox_proxy,
+        proxy_labels=_pairs(settings.sandbox_proxy_labels),
+        runtime_class=settings.sandbox_runtime,
+        pull=settings.sandbox_pull,
+        node_selector=_pairs(settings.sandbox_nodes),
+    )
+    driver = KubernetesDriver(
+        shape,
+        owner=owner,
+        namespace=settings.sandbox_namespace,
+        kubeconfig=settings.sandbox_kubeconfig,
+        image=settings.sandbox_image,
+    )
+    return await driver.start()
+
+
+def _pairs(texts: tuple[str, ...]) -> dict[str, str]:
+    return {key: value for key, _, value in (text.partition("=") for text in texts)}

@@ -1,5 +1,6 @@
 """One running sandbox: commands and files by way of the init inside it."""
 
+import abc
 import asyncio
 import contextlib
 import os
@@ -29,7 +30,7 @@ _MOST_REQUEST_BYTES = 4 << 20
 _MOST_REPLY_BYTES = 4096
 _MOST_ENTRY_BYTES = 320  # a name of 255 bytes, and what is said of it
 _REFUSALS = {REFUSED: PathRefused, MISSING: PathMissing, TOO_LARGE: TooLarge}
-_NO_COMMAND = "a command cannot be empty or hold a NUL byte"
+NO_COMMAND = "a command cannot be empty or hold a NUL byte"
 TIMED_OUT = 124
 
 
@@ -145,26 +146,16 @@ class Control:
         self._waiting.clear()
 
 
-class ProcessSandbox:
-    """See `openforge.sandbox.contract.Sandbox`."""
+class WorkBox(abc.ABC):
+    """Commands and files of a sandbox in which our init, or a process of its kind, takes orders."""
 
-    def __init__(
-        self,
-        sandbox_id: str,
-        isolation: Literal["full", "reduced"],
-        control: Control,
-        groups: CommandGroups | None,
-        env: Mapping[str, str],
-        bury: "Callable[[ProcessSandbox], asyncio.Future[None]]",
-    ) -> None:
-        self.id = sandbox_id
-        self.isolation = isolation
-        self._control = control
-        self._groups = groups
+    def __init__(self, env: Mapping[str, str]) -> None:
         self._env: dict[str, str] = {}
         self.use_env(env)
-        self._bury = bury
-        self._stopping: asyncio.Future[None] | None = None
+
+    @abc.abstractmethod
+    async def _run(self, work: list[bytes], *, timeout_s: float, stdin: bytes, cap: int) -> ExecResult:
+        """Have the order `work` done; raises `SandboxLost`."""
 
     async def exec(
         self,
@@ -178,45 +169,8 @@ class ProcessSandbox:
     ) -> ExecResult:
         work = self._work(command, cwd, env)
         if not work:
-            return ExecResult(exit_code=CANNOT_START, stdout=b"", stderr=_NO_COMMAND.encode() + b"\n")
+            return ExecResult(exit_code=CANNOT_START, stdout=b"", stderr=NO_COMMAND.encode() + b"\n")
         return await self._run(work, timeout_s=timeout_s, stdin=stdin, cap=output_cap)
-
-    async def terminal(
-        self,
-        command: str | Sequence[str],
-        *,
-        rows: int = 24,
-        cols: int = 80,
-        cwd: str = "/workspace",
-        env: Mapping[str, str] | None = None,
-    ) -> Terminal:
-        work = self._work(command, cwd, {"TERM": "xterm-256color", **(env or {})})
-        if not work:
-            raise ValueError(_NO_COMMAND)
-        number = self._control.number()
-        ended, opened = self._control.expect(number), self._control.expect_terminal(number)
-        inside: list[int] = []
-        try:
-            inside = self._kill_group(number)
-            size = [b"%d" % within_window(length) for length in (rows, cols)]
-            fields = [b"%d" % len(inside), *size, *self._marked(work, number)]
-            await self._control.ask(b"terminal", number, fields, inside)
-            pid, master = await opened
-        except OSError as error:
-            raise SandboxLost(f"the sandbox's control group is gone: {error.strerror}") from error
-        except BaseException:
-            self._end_terminal(number)
-            raise
-        finally:
-            for fd in inside:
-                os.close(fd)
-        return ProcessTerminal(
-            pid, master, ended, signal=lambda which: self._signal(number, which), end=lambda: self._end_terminal(number)
-        )
-
-    @property
-    def alive(self) -> bool:
-        return self._control.open and self._stopping is None
 
     def use_env(self, env: Mapping[str, str]) -> None:
         """What commands find in their environment from now on."""
@@ -252,6 +206,75 @@ class ProcessSandbox:
         work = [b"pack", b"%d" % cap, *map(_encode, asked)]
         return archive.tar_of_entries(await self._files(work, cap=2 * cap + (64 << 20)), asked)
 
+    async def _files(self, work: list[bytes], *, stdin: bytes = b"", cap: int = 1 << 16) -> bytes:
+        result = await self._run(work, timeout_s=_FILE_TIMEOUT_S, stdin=stdin, cap=cap * 2)
+        if result.exit_code == 0 and not result.truncated:
+            return result.stdout
+        reason = result.stderr.decode(errors="replace").strip() or f"ended with {result.exit_code}"
+        if refusal := _REFUSALS.get(result.exit_code):
+            raise refusal(reason)
+        if result.timed_out or result.out_of_memory or result.truncated:
+            raise PathRefused(f"too much for this sandbox: {reason}")
+        raise SandboxLost(f"file access failed: {reason}")
+
+
+class ProcessSandbox(WorkBox):
+    """See `openforge.sandbox.contract.Sandbox`."""
+
+    def __init__(
+        self,
+        sandbox_id: str,
+        isolation: Literal["full", "reduced"],
+        control: Control,
+        groups: CommandGroups | None,
+        env: Mapping[str, str],
+        bury: "Callable[[ProcessSandbox], asyncio.Future[None]]",
+    ) -> None:
+        super().__init__(env)
+        self.id = sandbox_id
+        self.isolation = isolation
+        self._control = control
+        self._groups = groups
+        self._bury = bury
+        self._stopping: asyncio.Future[None] | None = None
+
+    async def terminal(
+        self,
+        command: str | Sequence[str],
+        *,
+        rows: int = 24,
+        cols: int = 80,
+        cwd: str = "/workspace",
+        env: Mapping[str, str] | None = None,
+    ) -> Terminal:
+        work = self._work(command, cwd, {"TERM": "xterm-256color", **(env or {})})
+        if not work:
+            raise ValueError(NO_COMMAND)
+        number = self._control.number()
+        ended, opened = self._control.expect(number), self._control.expect_terminal(number)
+        inside: list[int] = []
+        try:
+            inside = self._kill_group(number)
+            size = [b"%d" % within_window(length) for length in (rows, cols)]
+            fields = [b"%d" % len(inside), *size, *self._marked(work, number)]
+            await self._control.ask(b"terminal", number, fields, inside)
+            pid, master = await opened
+        except OSError as error:
+            raise SandboxLost(f"the sandbox's control group is gone: {error.strerror}") from error
+        except BaseException:
+            self._end_terminal(number)
+            raise
+        finally:
+            for fd in inside:
+                os.close(fd)
+        return ProcessTerminal(
+            pid, master, ended, signal=lambda which: self._signal(number, which), end=lambda: self._end_terminal(number)
+        )
+
+    @property
+    def alive(self) -> bool:
+        return self._control.open and self._stopping is None
+
     async def kill_all(self) -> None:
         if self._groups:
             with contextlib.suppress(OSError):  # a group went with its last process
@@ -270,17 +293,6 @@ class ProcessSandbox:
         if self._stopping is None:
             self._stopping = self._bury(self)
         await asyncio.shield(self._stopping)
-
-    async def _files(self, work: list[bytes], *, stdin: bytes = b"", cap: int = 1 << 16) -> bytes:
-        result = await self._run(work, timeout_s=_FILE_TIMEOUT_S, stdin=stdin, cap=cap * 2)
-        if result.exit_code == 0 and not result.truncated:
-            return result.stdout
-        reason = result.stderr.decode(errors="replace").strip() or f"ended with {result.exit_code}"
-        if refusal := _REFUSALS.get(result.exit_code):
-            raise refusal(reason)
-        if result.timed_out or result.out_of_memory or result.truncated:
-            raise PathRefused(f"too much for this sandbox: {reason}")
-        raise SandboxLost(f"file access failed: {reason}")
 
     async def _run(self, work: list[bytes], *, timeout_s: float, stdin: bytes, cap: int) -> ExecResult:
         began = time.monotonic()

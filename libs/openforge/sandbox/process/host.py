@@ -113,7 +113,7 @@ def write_runtime(folder: Path, *, complete: bool = False) -> list[str]:
         shutil.copyfile(shared, place / shared.name)
         (place / shared.name).chmod(0o755)
     _copy_modules(library)
-    _compile(Path(__file__).with_name("init.py"), folder / "init.pyc")
+    compile_module(Path(__file__).with_name("init.py"), folder / "init.pyc")
     loader = _loader(folder / "lib") if complete else []
     return [*loader, f"{INIT_FOLDER}/bin/{version}", "-I", "-S", f"{INIT_FOLDER}/init.pyc"]
 
@@ -147,11 +147,11 @@ def _copy_modules(library: Path) -> None:
         assert spec is not None
         assert spec.origin is not None
         target = "__init__" if name == "encodings" else name.rpartition(".")[2]
-        _compile(Path(spec.origin), library / "encodings" / f"{target}.pyc")
+        compile_module(Path(spec.origin), library / "encodings" / f"{target}.pyc")
     _write_readable(library / "os.py", b"")  # the landmark by which the interpreter finds its library
 
 
-def _compile(source: Path, target: Path) -> None:
+def compile_module(source: Path, target: Path) -> None:
     """As unchecked bytecode: nothing looks for the source at start."""
     py_compile.compile(
         str(source),

@@ -1,0 +1,274 @@
+"""What runs inside a pod: the first process, and one short-lived process of ours beside each command.
+
+Promises: the first process never ends by itself, reaps, and leads the pod's loopback ports to the addresses it was
+given; the others take one order each on their standard input and say on both streams, after all output, how it ended.
+Runs in a copy of an interpreter that has hardly any library, like `openforge.sandbox.process.init`.
+
+The order is one frame: nonce, number, how many bytes of input follow, then the work. The end is the nonce on each
+stream and, on the second, `CODE MEMORY_KILLS` after it. Nothing but us knows the nonce before it was said.
+"""
+
+# ruff: noqa: SIM105 (contextlib would have to be imported)
+
+import _signal  # type: ignore[import-not-found]
+import _socket
+import _thread
+import posix
+import select
+import sys
+import time
+
+from openforge.sandbox.process.init import (
+    belonging,
+    fields_of,
+    listen,
+    prctl,
+    read_exactly,
+    read_frame,
+    set_size,
+    slurp,
+    start,
+    start_on_terminal,
+    write_all,
+)
+
+CANNOT_START = 126
+MARK = "OPENFORGE_COMMAND"
+_SIGKILL = 9
+_CHUNK = 1 << 16
+_PR_SET_DUMPABLE = 4
+_COUNTERS = (b"/sys/fs/cgroup/memory.events", b"/sys/fs/cgroup/memory/memory.oom_control")
+
+
+def wake_on_child() -> int:
+    """A descriptor that can be read whenever a child has ended."""
+    wake_read, wake_write = posix.pipe()
+    posix.set_blocking(wake_write, False)
+    _signal.signal(_signal.SIGCHLD, lambda *_: None)
+    _signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    _signal.signal(_signal.SIGPIPE, _signal.SIG_IGN)
+    return wake_read
+
+
+# The first process.
+
+
+def hold(ways: list[str]) -> None:
+    """`ways` are `PORT=HOST:PORT`."""
+    prctl(_PR_SET_DUMPABLE, 0)
+    wake = wake_on_child()
+    for way in ways:
+        port, _, target = way.partition("=")
+        host, _, there = target.rpartition(":")
+        _thread.start_new_thread(lead, (listen(int(port)), host, int(there)))
+    while True:
+        posix.read(wake, 4096)
+        reap()
+
+
+def reap() -> None:
+    try:
+        while posix.waitpid(-1, posix.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
+
+
+def lead(server: "_socket.socket", host: str, port: int) -> None:
+    while True:
+        fd, _ = server._accept()  # type: ignore[attr-defined]
+        _thread.start_new_thread(connect, (_socket.socket(fileno=fd), host, port))
+
+
+def connect(here: "_socket.socket", host: str, port: int) -> None:
+    try:
+        family, kind, proto, _, address = _socket.getaddrinfo(host.encode(), port, 0, _socket.SOCK_STREAM)[0]
+        there = _socket.socket(family, kind, proto)
+        there.connect(address)
+    except OSError:
+        here.close()
+        return
+    _thread.start_new_thread(pump, (here, there))
+    pump(there, here)
+    here.close()
+
+
+def pump(source: "_socket.socket", target: "_socket.socket") -> None:
+    try:
+        while data := source.recv(_CHUNK):
+            target.sendall(data)
+        target.shutdown(_socket.SHUT_WR)
+    except OSError:
+        pass
+
+
+# Beside a command.
+
+
+def once() -> int:
+    prctl(_PR_SET_DUMPABLE, 0)
+    nonce, number, size, *work = read_frame(0)
+    kills = memory_kills()
+    if work[0] == b"kill":
+        kill_marked(MARK.encode() + b"=" + number)
+        code = 0
+    elif work[0] == b"kill-all":
+        kill_all()
+        code = 0
+    elif work[0] == b"terminal":
+        code = serve_terminal(work[1:])
+    else:
+        code = serve_command(int(size), work)
+    write_all(1, nonce)
+    write_all(2, nonce + b"%d %d\n" % (code, memory_kills() - kills))
+    return 0
+
+
+def serve_command(size: int, work: list[bytes]) -> int:
+    """Its exit code, negative where a signal ended it; its output goes where ours goes."""
+    wake = wake_on_child()
+    stdin_read, stdin_write = posix.pipe()
+    pid = start(b"", [stdin_read, 1, 2], [*work], {})
+    posix.close(stdin_read)
+    posix.set_blocking(stdin_write, False)
+    feed(pid, wake, stdin_write, size)
+    return until_ended(pid, wake)
+
+
+def feed(pid: int, wake: int, stdin: int, left: int) -> None:
+    """Pass on `left` bytes as the command takes them, then close; stop where it ends or does not want them."""
+    held = b""
+    try:
+        while left or held:
+            if not held:
+                held = posix.read(0, min(left, _CHUNK))
+                if not held:
+                    return
+                left -= len(held)
+            poll = select.poll()
+            poll.register(stdin, select.POLLOUT)
+            poll.register(wake, select.POLLIN)
+            ready = dict(poll.poll())
+            if wake in ready and has_ended(pid):
+                return
+            if stdin in ready:
+                held = held[posix.write(stdin, held) :]
+    except BrokenPipeError:
+        pass
+    finally:
+        posix.close(stdin)
+
+
+def has_ended(pid: int) -> bool:
+    """Without taking its exit code."""
+    return posix.waitid(posix.P_PID, pid, posix.WEXITED | posix.WNOHANG | posix.WNOWAIT) is not None
+
+
+def until_ended(pid: int, wake: int) -> int:
+    while True:
+        ended, status = posix.waitpid(pid, posix.WNOHANG)
+        if ended:
+            return posix.waitstatus_to_exitcode(status)
+        posix.read(wake, 4096)
+
+
+def serve_terminal(fields: list[bytes]) -> int:
+    """Says its process number first. `fields` are rows, cols and the work.
+
+    Frames on standard input are typed text, sizes and signals.
+    """
+    wake = wake_on_child()
+    master, slave = posix.openpty()
+    set_size(master, int(fields[0]), int(fields[1]))
+    pid = start_on_terminal(posix.ttyname(slave).encode(), [], fields[2:], {})
+    posix.close(slave)
+    write_all(2, b"%d\n" % pid)
+    talk(pid, master, wake)
+    return until_ended(pid, wake)
+
+
+def talk(pid: int, master: int, wake: int) -> None:
+    """Until nobody has the terminal open, or its command has ended and it is silent."""
+    poll = select.poll()
+    for fd in (0, master, wake):
+        poll.register(fd, select.POLLIN)
+    ended = False
+    while True:
+        ready = dict(poll.poll(200 if ended else None))
+        if ended and not ready:
+            return
+        if wake in ready:
+            posix.read(wake, 4096)
+            ended = ended or has_ended(pid)
+        if 0 in ready:
+            try:
+                obey(pid, master, fields_of(read_exactly(0, int.from_bytes(read_exactly(0, 4), "little"))))
+            except EOFError:
+                poll.unregister(0)
+        if master in ready:
+            try:
+                write_all(1, posix.read(master, _CHUNK))
+            except OSError:  # nobody has the other end open
+                return
+
+
+def obey(pid: int, master: int, order: list[bytes]) -> None:
+    try:
+        if order[0] == b"data":
+            write_all(master, order[1])
+        elif order[0] == b"size":
+            set_size(master, int(order[1]), int(order[2]))
+        elif order[0] == b"signal":
+            posix.killpg(pid, int(order[1]))
+    except OSError:
+        pass  # it has just ended
+
+
+def kill_marked(mark: bytes) -> None:
+    """A command and what it started: who carries its mark, their sessions, their descendants."""
+    me = {posix.getpid()}
+    roots: set[int] = set()
+    for _ in range(20):
+        victims = belonging(roots, mark) - me
+        if not victims:
+            return
+        for pid in victims:
+            try:
+                posix.kill(pid, _SIGKILL)
+            except OSError:
+                pass
+        roots |= victims
+        time.sleep(0.002)
+
+
+def kill_all() -> None:
+    """Everything but the first process and ourselves, until there is nothing."""
+    try:
+        for _ in range(5000):
+            posix.kill(-1, _SIGKILL)
+            time.sleep(0.001)
+    except ProcessLookupError:
+        pass
+
+
+def memory_kills() -> int:
+    for place in _COUNTERS:
+        try:
+            told = slurp(place)
+        except OSError:
+            continue
+        for line in told.splitlines():
+            key, _, value = line.partition(b" ")
+            if key == b"oom_kill":
+                return int(value)
+    return 0
+
+
+def main() -> None:
+    if sys.argv[1] == "hold":
+        hold(sys.argv[2:])
+    posix._exit(once())
+
+
+if __name__ == "__main__":
+    main()
