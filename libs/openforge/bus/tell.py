@@ -122,7 +122,8 @@ class Teller:
             payload, encoding = seal(self._scratch)
         else:
             self._encode_into(telling.fact, self._scratch)
-            payload, encoding = seal(self._scratch, repeats=telling.fact.repeats())
+            fact = telling.fact
+            payload, encoding = seal(self._scratch, repeats=fact.repeats(), seams=fact.seams)
         if encoding:
             telling.headers[ENCODING] = encoding
         if len(payload) > self._link.max_payload:

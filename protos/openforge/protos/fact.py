@@ -33,6 +33,9 @@ class Fact(msgspec.Struct, frozen=True, kw_only=True, tag_field="fact"):
     name: ClassVar[str] = ""
     key_length: ClassVar[int] = 1
     registry: ClassVar[dict[str, type["Fact"]]] = {}
+    seams: ClassVar[tuple[str, ...]] = ()
+    """Fields, in their order, at which bytes of another nature begin (text after packed numbers): packed apart, both
+    become smaller. Where this is empty, nothing is known of the bytes."""
 
     run: str
     schema: int = SCHEMA_VERSION

@@ -65,6 +65,7 @@ class TurnRecorded(Fact, frozen=True, kw_only=True, tag=True):
     kind: ClassVar[str] = "turn"
     name: ClassVar[str] = ""
     key_length: ClassVar[int] = 3
+    seams: ClassVar[tuple[str, ...]] = ("logprobs", "versions")
 
     episode: str
     attempt: int

@@ -5,6 +5,10 @@ sampled tokens with their log-probs. `direct` asks a stub engine over its wire, 
 same stub; ours has a real nats-server behind it and answers when the turn is stored. Load, stub, proxy and
 nats-server share this machine.
 
+`stored_bytes_per_turn` is what the stream of turns holds, subjects and headers included, divided by its messages: the
+first prompt of an episode, 6,000 tokens as text and as ids, is a tenth of the turns and counted in. Words are drawn
+evenly from 2,000, and log-probs have random bits: neither packs as well as what people and models write.
+
 Promises: direct calls and calls through a proxy take turns, so that both see the same machine; first turns of an
 episode are counted apart; every figure is the median of the repeats, which are all in the report; a peer that could
 not be measured is a row with the reason.
