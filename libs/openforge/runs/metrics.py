@@ -82,7 +82,7 @@ METRICS: Mapping[str, Metric] = {
     "openforge_verified": Metric("counter", "Verdicts."),
     "openforge_failed_attempts": Metric("counter", "Attempts without a verdict.", ("reason",)),
     "openforge_retired": Metric("counter", "Verdicts that are never trained.", ("reason",)),
-    "openforge_dropped_tokens": Metric("counter", "Sampled tokens in no sequence.", ("reason",)),
+    "openforge_dropped_tokens": Metric("counter", "Sampled tokens that are not trained.", ("reason",)),
     "openforge_lost_share": Metric(
         "gauge",
         "Settled slots without a verdict, by task and by harness, where enough are settled.",

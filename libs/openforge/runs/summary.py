@@ -18,8 +18,8 @@ BOOTSTRAP_DRAWS = 10_000
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """`runs/<run>/summary.json`. Rewards and successes are 0 where nothing was measured.
 
-    `breaks` are turns that went on from no other, by cause; `dropped_tokens` the sampled tokens that no sequence
-    has, by reason.
+    `breaks` are turns that went on from no other, by cause; `dropped_tokens` the sampled tokens that are not
+    trained, by reason.
     """
 
     steps: int

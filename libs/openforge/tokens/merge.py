@@ -3,7 +3,7 @@
 Promises: every sampled token of a turn that the harness used stands in exactly one sequence, and every
 other sampled token is counted with a reason; where a token stands twice because conversations
 branched, it is trained once and context elsewhere; only tokens that the policy was free to choose
-are in the loss; no smaller number of sequences would do.
+are in the loss, and those that a guide dictated are counted; no smaller number of sequences would do.
 """
 
 from collections import Counter
@@ -31,7 +31,8 @@ _ID_BYTES = 4
 
 
 class Merged(msgspec.Struct, frozen=True, kw_only=True):
-    """`prompt_tokens` are all tokens of the sequences that were not sampled there.
+    """`delivered_fraction` is the share of the sampled tokens that is in the loss. `prompt_tokens` are all tokens of
+    the sequences that are not.
 
     `extra_prefill_ratio` is these over the least that would do, where sequences share what they have in
     common. `temperature` is that of all trained turns.
@@ -108,8 +109,8 @@ def _used(conversation: Conversation, heads: dict[int, int | None], orphaned: Co
         for turn in conversation
         if turn.fact.status is TurnStatus.DELIVERED and turn.fact.turn not in orphaned and _loss_tokens(turn) > 0
     }
-    went_on = {heads[number] for number in _with_heads(read, heads)}
-    superseded = _superseded(conversation, went_on, read)
+    went_on = set(heads.values()) & _with_heads(read, heads)
+    superseded = _superseded(conversation, went_on, read) | _sent_twice(conversation, went_on)
     return _with_heads(read - superseded, heads)
 
 
@@ -124,7 +125,7 @@ def _with_heads(turns: Iterable[int], heads: dict[int, int | None]) -> set[int]:
     return found
 
 
-def _superseded(conversation: Conversation, went_on: set[int | None], read: set[int]) -> set[int]:
+def _superseded(conversation: Conversation, went_on: Collection[int | None], read: set[int]) -> set[int]:
     """Answers to a question that was asked again, and that nothing went on from.
 
     Where nothing went on from any of the answers, the last one that was read counts.
@@ -146,6 +147,19 @@ def _same_question(conversation: Conversation) -> list[list[int]]:
         for turns in by_prompt.values()
         if any(turn.fact.cause is BranchCause.RESAMPLED for turn in turns)
     ]
+
+
+def _sent_twice(conversation: Conversation, went_on: Collection[int | None]) -> set[int]:
+    """Answers to a call that was made several times, where the harness went on from others of them only.
+
+    A call that is doubled on the wire looks like parallel sampling on purpose. What comes later tells them apart as
+    far as it can be told: where nothing went on from any of the answers, all of them stay.
+    """
+    by_digest: dict[str, set[int]] = {}
+    for turn in conversation:
+        if turn.fact.digest:
+            by_digest.setdefault(turn.fact.digest, set()).add(turn.fact.turn)
+    return {turn for answers in by_digest.values() if answers & set(went_on) for turn in answers - set(went_on)}
 
 
 def _caller_of(conversation: Conversation, heads: dict[int, int | None], turn: RebuiltTurn) -> Caller:
@@ -261,11 +275,11 @@ def _dropped(
 ) -> tuple[Dropped, ...]:
     tokens: Counter[str] = Counter()
     for turn in conversation:
-        if turn.fact.turn in trained or not turn.sampled_length:
-            continue
-        why = aside.get(turn.fact.turn) or _why_dropped(turn, orphaned)
-        tokens[why] += turn.sampled_length
-    return tuple(Dropped(reason=reason, tokens=tokens[reason]) for reason in sorted(tokens))
+        if turn.fact.turn in trained:
+            tokens["forced"] += covered(turn.fact.forced)
+        else:
+            tokens[aside.get(turn.fact.turn) or _why_dropped(turn, orphaned)] += turn.sampled_length
+    return tuple(Dropped(reason=reason, tokens=tokens[reason]) for reason in sorted(+tokens))
 
 
 def _why_dropped(turn: RebuiltTurn, orphaned: Collection[int]) -> str:
@@ -288,12 +302,12 @@ def _temperature(conversation: Conversation, used: set[int]) -> float:
     return found.pop() if found else next((turn.fact.sampling.temperature for turn in conversation), 1.0)
 
 
-def _prompt_tokens(sequences: Sequence[TrainingSequence], sampled: int) -> tuple[int, int]:
+def _prompt_tokens(sequences: Sequence[TrainingSequence], trained: int) -> tuple[int, int]:
     """How many tokens of the sequences are context, and how few would do if common beginnings were shared."""
     ids = sorted(sequence.ids for sequence in sequences)
     total = sum(count(packed) for packed in ids)
     repeated = sum(_common_tokens(first, second) for first, second in pairwise(ids))
-    return total - sampled, total - repeated - sampled
+    return total - trained, total - repeated - trained
 
 
 def _common_tokens(first: bytes, second: bytes) -> int:

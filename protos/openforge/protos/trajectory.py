@@ -41,7 +41,7 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Dropped(msgspec.Struct, frozen=True, kw_only=True):
-    """Sampled tokens that are in no sequence, and why."""
+    """Sampled tokens that are in the loss of no sequence, and why."""
 
     reason: str
     tokens: int
@@ -51,7 +51,7 @@ class TrajectoryVerified(Fact, frozen=True, kw_only=True, tag=True):
     """A verdict: `reward` for what attempt `attempt` of `episode` did, with all that training needs.
 
     `rewarded_by` says whether our verifier measured the reward or the environment claimed it.
-    `delivered_fraction` is the share of sampled tokens that are in a sequence; the rest is in
+    `delivered_fraction` is the share of sampled tokens that are in the loss of a sequence; the rest is in
     `dropped`. `extra_prefill_ratio` is prompt tokens trained over the least that would do.
     """
 

@@ -59,7 +59,7 @@ def _account(title: str, done: str, account: Account) -> Iterator[str]:
     for cause, tally in sorted(account.failed_attempts.items()):
         yield f"    attempts failed, {cause}: {tally.episodes} with {tally.tokens} tokens"
     for why, tokens in sorted(account.dropped_tokens.items()):
-        yield f"    sampled but in no sequence, {why}: {tokens} tokens"
+        yield f"    sampled but not trained, {why}: {tokens} tokens"
     ends = ", ".join(f"{reason} {times}" for reason, times in sorted(account.ended.items(), key=lambda it: -it[1]))
     yield f"    {account.attempts} attempts; ended: {ends or 'none'}"
 

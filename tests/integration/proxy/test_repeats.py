@@ -8,7 +8,8 @@ import pytest
 from proxy_fixtures import ProxyAtWork
 from stub_engine import Gate, StubEngine, ids_of, stopped
 
-from openforge.protos import BranchCause, FinishReason, TurnStatus, unpack_ids
+from openforge.protos import BranchCause, Dropped, FinishReason, TurnStatus, unpack_ids
+from openforge.tokens import merge, rebuild
 
 USER = {"role": "user", "content": "hi"}
 BODY = {"model": "m", "messages": [USER]}
@@ -149,6 +150,37 @@ async def test_two_agents_that_ask_the_same_at_once_get_a_sample_each(
     gate.open()
     assert [answer.status_code for answer in await asyncio.gather(*both)] == [200, 200]
     assert [turn.turn for turn in await proxy.turns()] == [0, 1]
+
+
+@pytest.mark.parametrize("used", [0, 1])
+async def test_of_a_call_that_was_sent_twice_at_once_only_the_answer_that_was_used_is_trained(
+    proxy: ProxyAtWork, stub_engine: StubEngine, used: int
+) -> None:
+    """As a doubled request looks here: both connections live, and both answers are read to their end."""
+    stub_engine.pace = gate = Gate()
+    stub_engine.says("one", "two", "went on")
+    client = await proxy.client()
+
+    async def ask(*messages: dict[str, str]) -> str:
+        answer = await client.chat.completions.create(model="m", messages=messages)  # type: ignore[arg-type]
+        return answer.choices[0].message.content or ""
+
+    both = [asyncio.create_task(ask(USER)) for _ in range(2)]
+    while len(stub_engine.requests) < 2:
+        await asyncio.sleep(0.01)
+    gate.open()
+    answers = await asyncio.gather(*both)
+    assert sorted(answers) == ["one", "two"]
+    assert await ask(USER, {"role": "assistant", "content": answers[used]}, {"role": "user", "content": "on"})
+    sealed = await proxy.end()
+    turns = await proxy.turns()
+    merged = merge(rebuild(turns, sealed.turns), orphaned=sealed.orphaned)
+    assert [turn.status for turn in turns] == [TurnStatus.DELIVERED] * 3
+    assert unpack_ids(merged.sequences[0].ids)[-len(stopped("went on")) :] == stopped("went on")
+    assert [[unpack_ids(turns[turn].sampled) for turn in sequence.turns] for sequence in merged.sequences] == [
+        [stopped(answers[used]), stopped("went on")]
+    ]
+    assert merged.dropped == (Dropped(reason="superseded", tokens=len(stopped(answers[1 - used]))),)
 
 
 async def test_an_engine_that_is_loading_or_breaks_off_is_waited_for(

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from attempts import TURN_TOKENS, changed, command, ended, requested, sealed
+from attempts import conversation as attempt
 from byte_tokenizer import byte_tokenizer
 
 from openforge.chat.chatml import ChatMLHermes
@@ -11,8 +13,12 @@ from openforge.chat.contract import Message, Tool
 from openforge.cli.conformance.page import write_page
 from openforge.cli.conformance.row import Row
 from openforge.cli.conformance.script import ASIDE, LAST_WORD, STEPS, Script
+from openforge.cli.conformance.truth import unaccounted
 from openforge.harnesses import ALL, Harness, find
 from openforge.harnesses.harness import mark
+from openforge.protos import Span, TrajectoryVerified, TurnRecorded
+from openforge.runs.config import TrainingSection
+from openforge.verifier.core import Claimed, Evidence, Record, record_of, verified
 
 TOKENIZER = byte_tokenizer()
 RENDERER = ChatMLHermes(TOKENIZER)
@@ -72,3 +78,39 @@ def test_a_page_without_a_place_for_the_table_is_an_error(tmp_path: Path) -> Non
     (tmp_path / "page.md").write_text("# Title\n")
     with pytest.raises(ValueError, match="no place for the table"):
         write_page(tmp_path / "page.md", [])
+
+
+def verdict(turns: list[TurnRecorded]) -> TrajectoryVerified:
+    """What the verifier makes of these turns."""
+    request = requested("shell", "rename")
+    evidence = Evidence(requested=request, ended=ended(request), sealed=sealed(request, len(turns)), turns=tuple(turns))
+    record = record_of(evidence, TrainingSection(guided="train"))
+    assert isinstance(record, Record)
+    return verified(evidence, record, Claimed(1.0), behaviour={}, verifier="v")
+
+
+def test_tokens_that_a_guide_dictated_are_accounted_for() -> None:
+    first, second = attempt(requested("shell", "rename"), command("ls"), command("mv a b"))
+    turns = [first, changed(second, guided=True, forced=(Span(1, 2),))]
+    trajectory = verdict(turns)
+    assert list(unaccounted(trajectory, turns)) == []
+    [complaint] = unaccounted(msgspec.structs.replace(trajectory, dropped=()), turns)
+    assert (
+        complaint
+        == f"{2 * TURN_TOKENS} tokens were sampled, {2 * TURN_TOKENS - 2} are trained and 0 dropped with a reason"
+    )
+
+
+def test_a_call_that_was_sent_twice_and_is_trained_twice_is_named() -> None:
+    """As every verdict was before answers that nobody went on from were left out."""
+    first, second = attempt(requested("shell", "rename"), command("ls"), command("mv a b"))
+    first = changed(first, digest="d")
+    twin = changed(first, turn=1)
+    turns = [first, twin, changed(second, turn=2, parent=0)]
+    trajectory = verdict(turns)
+    assert [sequence.turns for sequence in trajectory.sequences] == [(0, 2)]
+    assert list(unaccounted(trajectory, turns)) == []
+    both = verdict([changed(first, digest=""), changed(twin, digest=""), turns[2]])
+    assert list(unaccounted(both, turns)) == [
+        "turn 1 is trained, but the harness went on from turn 0, the same call sent again"
+    ]

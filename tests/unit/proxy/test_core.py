@@ -251,6 +251,40 @@ def test_two_calls_that_go_on_from_one_turn_at_once_are_two_branches() -> None:
     assert [talk.tell(placement).cause for placement in (first, second)] == [BranchCause.CONTINUED, BranchCause.UNKNOWN]
 
 
+@pytest.mark.parametrize("used", [0, 1])
+@pytest.mark.parametrize("before", [(), (user("a"), assistant("ok"))], ids=["at the beginning", "later"])
+def test_of_a_call_that_was_sent_twice_at_once_only_the_answer_that_was_gone_on_from_is_trained(
+    before: tuple[Message, ...], used: int
+) -> None:
+    talk = Talk()
+    if before:
+        talk.ask(*before[:-1])
+    placements = [talk.place(*before, user("b")) for _ in range(2)]
+    twins = [talk.tell(placement, answer) for placement, answer in zip(placements, ("x", "yes"), strict=True)]
+    assert [twin.cause for twin in twins] == (
+        [BranchCause.CONTINUED, BranchCause.UNKNOWN] if before else [BranchCause.START, BranchCause.START]
+    )
+    last = talk.ask(*before, user("b"), twins[used].reply, user("c"))
+    assert (last.cause, last.parent) == (BranchCause.CONTINUED, twins[used].number)
+    for facts in (talk.facts, talk.restored().facts):
+        merged = merge(rebuild(facts))
+        [sequence] = merged.sequences
+        assert sequence.turns == (*((0,) if before else ()), twins[used].number, last.number)
+        assert [(drop.reason, drop.tokens) for drop in merged.dropped] == [
+            ("superseded", twins[1 - used].sampled_tokens)
+        ]
+
+
+def test_of_equal_answers_to_a_call_that_was_sent_twice_one_is_trained() -> None:
+    talk = Talk()
+    talk.ask(user("a"))
+    history = (user("a"), assistant("ok"), user("b"))
+    for placement in [talk.place(*history) for _ in range(2)]:
+        talk.tell(placement)
+    talk.ask(*history, assistant("ok"), user("c"))
+    assert [sequence.turns for sequence in merge(rebuild(talk.facts)).sequences] == [(0, 2, 3)]
+
+
 def test_a_call_that_goes_on_where_another_was_given_up_continues() -> None:
     """As OpenClaw does it: what it repeats after a failure is not what it asked."""
     talk = Talk()

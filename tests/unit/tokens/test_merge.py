@@ -1,7 +1,9 @@
+import itertools
 import random
 from collections.abc import Iterator
 
 import msgspec
+import pytest
 from fact_examples import FACTS
 from hypothesis import given
 from hypothesis import strategies as st
@@ -48,6 +50,7 @@ def _turn(
     status: TurnStatus = DELIVERED,
     forced: tuple[Span, ...] = (),
     version: int = 0,
+    digest: str = "",
 ) -> TurnRecorded:
     half = len(sampled) // 2
     spans = [VersionSpan(0, half, version), VersionSpan(half, len(sampled) - half, version + 1)]
@@ -64,6 +67,7 @@ def _turn(
         logprobs=pack_logprobs(_logprob(number, position) for position in range(len(sampled))),
         versions=tuple(span for span in spans if span.length),
         forced=forced,
+        digest=digest,
         finish=FinishReason.STOP,
         status=status,
         sampling=Sampling(temperature=0.7),
@@ -157,6 +161,35 @@ def test_of_answers_that_nothing_went_on_from_the_last_one_read_counts() -> None
     assert merged.dropped == (Dropped(reason="aborted", tokens=1), Dropped(reason="superseded", tokens=1))
 
 
+def _sent_twice(*after: TurnRecorded) -> Merged:
+    """Turns 1 and 2 answer the same call, which was made twice before either was told."""
+    return _merged(
+        _turn(0, [1], [2]),
+        _turn(1, [3], [4], parent=0, prefix=2, digest="d"),
+        _turn(2, [3], [5], parent=0, prefix=2, digest="d", cause=BranchCause.UNKNOWN),
+        *after,
+    )
+
+
+@pytest.mark.parametrize(("used", "status"), [*itertools.product((1, 2), (DELIVERED, ABORTED))])
+def test_of_a_call_that_was_sent_twice_only_the_answer_that_was_used_is_trained(used: int, status: TurnStatus) -> None:
+    """A request that goes on from it shows that it was used, whatever became of that request."""
+    merged = _sent_twice(_turn(3, [6], [7], parent=used, prefix=4, status=status))
+    assert _trained(merged) == [[2, used + 3, 7] if status is DELIVERED else [2, used + 3]]
+    assert Dropped(reason="superseded", tokens=1) in merged.dropped
+
+
+def test_answers_of_which_each_was_used_are_all_trained_though_the_call_was_the_same() -> None:
+    merged = _sent_twice(_turn(3, [6], [7], parent=1, prefix=4), _turn(4, [6], [8], parent=2, prefix=4))
+    assert sorted(_trained(merged)) == [[2, 4, 7], [5, 8]]
+    assert merged.dropped == ()
+
+
+def test_answers_that_nothing_went_on_from_are_all_trained_where_the_call_was_sent_several_times_at_once() -> None:
+    """Whether one of them was read, or all of them, nobody can know."""
+    assert sorted(_trained(_sent_twice())) == [[2, 4], [5]]
+
+
 def test_a_resampled_turn_continues_the_conversation_before_the_answer_it_replaces() -> None:
     merged = _merged(
         _turn(0, [1], [2]),
@@ -181,12 +214,13 @@ def test_a_delivered_answer_is_trained_although_the_turn_after_it_was_cut_off() 
     assert merged.dropped == (Dropped(reason="aborted", tokens=2),)
 
 
-def test_forced_tokens_are_in_the_sequence_but_not_in_the_loss() -> None:
+def test_forced_tokens_are_in_the_sequence_but_not_in_the_loss_and_are_counted() -> None:
     merged = _merged(_turn(0, [1], [2, 3, 4, 5], forced=(Span(1, 2),), version=3))
     assert _trained(merged) == [[2, 5]]
     assert unpack_logprobs(merged.sequences[0].logprobs) == [_logprob(0, 0), _logprob(0, 3)]
     assert merged.sequences[0].versions == (VersionSpan(1, 1, 3), VersionSpan(4, 1, 4))
-    assert merged.delivered_fraction == 1.0
+    assert merged.dropped == (Dropped(reason="forced", tokens=2),)
+    assert (merged.delivered_fraction, merged.prompt_tokens) == (2 / 4, 3)
 
 
 def test_an_answer_without_one_free_token_is_counted_as_forced() -> None:
@@ -254,7 +288,7 @@ def test_every_sampled_token_is_in_exactly_one_sequence_or_counted(turns: list[T
     trained = [number for sequence in merged.sequences for number in sequence.turns]
     assert len(trained) == len(set(trained))
     sampled = {turn.turn: len(unpack_ids(turn.sampled)) for turn in turns}
-    in_sequences = sum(sampled[number] for number in trained)
+    in_sequences = sum(covered(sequence.loss) for sequence in merged.sequences)
     assert (
         in_sequences + sum(entry.tokens for entry in merged.dropped) == merged.sampled_tokens == sum(sampled.values())
     )
@@ -301,14 +335,10 @@ def test_what_was_delivered_and_not_asked_again_is_trained(turns: list[TurnRecor
 
 @given(_attempts())
 def test_no_sequence_goes_on_where_another_ends(turns: list[TurnRecorded]) -> None:
-    conversation = rebuild(turns)
-    merged = merge(conversation)
-    for first in merged.sequences:
-        for second in merged.sequences:
-            last = conversation.turns[max(first.turns)]
-            first_of_second = conversation.turns[min(second.turns)]
-            if first is not second and first_of_second.fact.parent == last.fact.turn:
-                assert first_of_second.fact.prefix < last.length
+    merged = _merged(*turns)
+    for first, second in itertools.permutations(merged.sequences, 2):
+        if second.ids.startswith(first.ids):
+            assert second.loss[0].start < len(unpack_ids(first.ids))
     assert merged.extra_prefill_ratio >= 1.0
 
 

@@ -2,7 +2,7 @@ import pytest
 from attempts import TURN_TOKENS, changed, command, conversation, ended, requested, sealed
 
 from openforge.env.verdict import Scored
-from openforge.protos import BranchCause, Caller, Dropped, EndReason, FailReason, TurnRecorded, covered
+from openforge.protos import BranchCause, Caller, Dropped, EndReason, FailReason, Span, TurnRecorded, covered
 from openforge.runs.config import TrainingSection
 from openforge.verifier.core import (
     Claimed,
@@ -126,3 +126,13 @@ def test_guided_answers_are_trained_only_where_the_run_says_so() -> None:
     assert isinstance(said, Record)
     assert unsaid.merged.dropped == (Dropped(reason="guided", tokens=TURN_TOKENS),)
     assert said.merged.delivered_fraction == 1.0
+
+
+def test_what_a_guide_dictated_within_a_trained_answer_is_counted() -> None:
+    guided = changed(TURNS[1], guided=True, forced=(Span(1, 2),))
+    record = record_of(_evidence(turns=[TURNS[0], guided]), TrainingSection(guided="train"))
+    assert isinstance(record, Record)
+    fact = verified(_evidence(), record, Claimed(1.0), behaviour={}, verifier="v")
+    assert fact.dropped == (Dropped(reason="forced", tokens=2),)
+    assert [covered(sequence.loss) for sequence in fact.sequences] == [2 * TURN_TOKENS - 2]
+    assert fact.delivered_fraction == 1 - 2 / (2 * TURN_TOKENS)

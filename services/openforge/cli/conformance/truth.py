@@ -5,7 +5,7 @@ read as the conversation, or a sampled token that stands nowhere or twice, is na
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -125,13 +125,24 @@ def _meaning(text: str) -> bytes:
 
 
 def unaccounted(trajectory: TrajectoryVerified, turns: Sequence[TurnRecorded]) -> Iterator[str]:
-    """Sampled tokens that are trained twice, or neither trained nor dropped with a reason."""
+    """Sampled tokens that are trained twice, neither trained nor dropped with a reason, or trained though not used."""
     trained = Counter(turn for sequence in trajectory.sequences for turn in sequence.turns)
     for turn, times in trained.items():
         if times > 1:
             yield f"turn {turn} stands in {times} sequences"
+    yield from _trained_beside(trained.keys(), turns)
     delivered = sum(span.length for sequence in trajectory.sequences for span in sequence.loss)
     dropped = sum(entry.tokens for entry in trajectory.dropped)
     sampled = sum(len(turn.sampled) // 4 for turn in turns)
     if delivered + dropped != sampled:
         yield f"{sampled} tokens were sampled, {delivered} are trained and {dropped} dropped with a reason"
+
+
+def _trained_beside(trained: Collection[int], turns: Sequence[TurnRecorded]) -> Iterator[str]:
+    """Trained answers that nothing went on from, to a call that was sent again and whose other answer was used."""
+    length = {turn.fact.turn: turn.length for turn in rebuild(turns)}
+    used = {turn.parent: turn.turn for turn in turns if turn.parent is not None and turn.prefix == length[turn.parent]}
+    for turn in turns:
+        twins = [other.turn for other in turns if other.digest == turn.digest and other.turn in used]
+        if turn.digest and turn.turn in trained and turn.turn not in used and twins:
+            yield f"turn {turn.turn} is trained, but the harness went on from turn {twins[0]}, the same call sent again"

@@ -38,7 +38,7 @@ def write_report(
         "FAILURES": _table(("attempts without a verdict, by cause", "n"), sorted(story.failures.items())),
         "RETIREMENTS": _table(("verified but not trained, by cause", "n"), sorted(story.retirements.items())),
         "BREAKS": _table(("turns that go on from no other, by cause", "n"), sorted(story.breaks.items())),
-        "DROPPED": _table(("sampled tokens in no sequence, by reason", "n"), sorted(story.dropped.items())),
+        "DROPPED": _table(("sampled tokens that are not trained, by reason", "n"), sorted(story.dropped.items())),
         "STARTED": _table(
             ("task", "harness", "started", "trained", "retired", "failed or open"), story.started_and_trained()
         ),
