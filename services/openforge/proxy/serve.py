@@ -4,6 +4,7 @@ import asyncio
 import os
 import socket
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,11 +33,14 @@ _ANY_SANDBOX = 0o666
 _BACKLOG = 1024
 _ACK_WAIT_S = 10.0
 """How long an end waits for its seal when the proxy died over it."""
+_THREADS = min(4, os.cpu_count() or 1)
+"""Those that tokenise: more than there are cores win nothing, and each keeps memory of its own."""
 _KEEP_ALIVE_S = 600
 """Longer than any tool runs: a connection that we close first may cost the harness a call."""
 
 
 async def serve(settings: Settings, bus: Bus, stop: asyncio.Event) -> None:
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS))
     health.not_ready(waiting_for="the run")
     config, _ = await submitted_config(bus, settings.run)
     renderer = _renderer(config)
