@@ -95,7 +95,7 @@ def _shaping(algorithm: AlgorithmSection) -> Iterator[str]:
 
 def _cycle(config: RunConfig) -> Iterator[str]:
     algorithm, groups = config.algorithm, config.pacing.groups_per_step
-    if algorithm.mini_batches > groups:
+    if 1 <= groups < algorithm.mini_batches:
         yield (
             f"algorithm.mini_batches = {algorithm.mini_batches} is more than pacing.groups_per_step = {groups}, and "
             f"groups are not cut: write {groups} or less"

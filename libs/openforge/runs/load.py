@@ -16,7 +16,7 @@ from typing import Any, Literal
 import msgspec
 
 from openforge.runs.config import RunConfig
-from openforge.runs.rules import environment_problems, problems_of, shown
+from openforge.runs.rules import environment_problems, leaves, problems_of, shown
 
 BUILTIN = "builtin:"
 _STAND_INS: dict[Any, Any] = {str: "missing", int: 1}
@@ -69,20 +69,12 @@ def canonical(config: RunConfig) -> tuple[str, str]:
 
 def differing(one: RunConfig, other: RunConfig) -> list[str]:
     """The dotted names of all fields in which two configs differ, with both values."""
-    left, right = dict(_leaves("", msgspec.to_builtins(one))), dict(_leaves("", msgspec.to_builtins(other)))
+    left, right = dict(leaves("", msgspec.to_builtins(one))), dict(leaves("", msgspec.to_builtins(other)))
     return [
         f"{name}: {shown(left.get(name, 'absent'))} -> {shown(right.get(name, 'absent'))}"
         for name in sorted(left.keys() | right.keys())
         if left.get(name) != right.get(name)
     ]
-
-
-def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict):
-        for name, inner in value.items():
-            yield from _leaves(f"{path}.{name}" if path else name, inner)
-    else:
-        yield path, value
 
 
 def _read(file: Path) -> dict[str, Any]:

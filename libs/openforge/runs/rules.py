@@ -59,6 +59,10 @@ _LEAST: dict[str, tuple[float, str]] = {
     "evaluation.trials": (1, "1 tries each task once"),
 }
 
+# Tokens, seconds, MB and episodes: more is a slip of the hand. Options are the environment's or the backend's own.
+_MOST = 2**31 - 1
+_MOST_OF_OPTIONS = 2**53
+
 # What a sandbox needs beside its files: its own small file systems, and room for a shell and an interpreter.
 _MEMORY_BESIDE_FILES_MB = 96
 
@@ -82,7 +86,8 @@ _ABOVE_ZERO: dict[str, str] = {
 
 _NOT_ABOVE: dict[str, tuple[float, str]] = {
     "run.steps": (1_000_000, "split a longer run"),
-    "run.seed": (2**31 - 1, "any whole number below 2**31"),
+    "engine.threads": (1024, "no machine has more"),
+    "learner.threads": (1024, "no machine has more"),
     "sampling.top_p": (1.0, "1.0 means no such limit"),
     "algorithm.clip_low": (1.0, "a ratio cannot fall below 0"),
     "algorithm.gamma": (1.0, "1.0 discounts nothing"),
@@ -105,6 +110,8 @@ def value_of(config: RunConfig, path: str) -> Any:
 
 def problems_of(config: RunConfig) -> list[str]:
     """Everything that no run could keep, whatever machine it works on."""
+    if beyond := list(_beyond_all_use(config)):
+        return beyond  # what follows from such numbers is noise
     return [*_out_of_range(config), *_misnamed(config), *_at_odds(config), *algorithm_problems(config)]
 
 
@@ -133,11 +140,29 @@ def _not_among(path: str, value: str, known: list[str]) -> str:
     return f"{path} = {shown(value)} is not in this environment: {way_out}"
 
 
+def _beyond_all_use(config: RunConfig) -> Iterator[str]:
+    """Numbers that the streams could not carry, since JSON has no infinity, or that no machine could count to."""
+    for path, value in leaves("", msgspec.to_builtins(config)):
+        most = _MOST_OF_OPTIONS if "options" in path else _MOST
+        for number in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(number, (int, float)) and abs(number) > most:
+                yield f"{path} = {shown(number)} is no number that a run can use: write {most} or less"
+
+
+def leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """The dotted name and the value of everything below `value` that is no section."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from leaves(f"{path}.{name}" if path else name, inner)
+    else:
+        yield path, value
+
+
 def _out_of_range(config: RunConfig) -> Iterator[str]:
     for path, (least, why) in _LEAST.items():
         value = value_of(config, path)
         if not value >= least:
-            yield f"{path} = {shown(value)} is too small: write {least:g} or more ({why})"
+            yield f"{path} = {shown(value)} is too small: write {least:.12g} or more ({why})"
     for path, why in _ABOVE_ZERO.items():
         value = value_of(config, path)
         if not value > 0:
@@ -145,7 +170,7 @@ def _out_of_range(config: RunConfig) -> Iterator[str]:
     for path, (most, why) in _NOT_ABOVE.items():
         value = value_of(config, path)
         if value > most:
-            yield f"{path} = {shown(value)} is too large: write {most:g} or less ({why})"
+            yield f"{path} = {shown(value)} is too large: write {most:.12g} or less ({why})"
     for beta in config.learner.betas:
         if not 0 <= beta < 1:
             yield f"learner.betas = {shown(list(config.learner.betas))}: each must be from 0 to below 1 (0.9, 0.95)"

@@ -41,7 +41,7 @@ def list_environments(
 def check(
     environment: Name,
     tasks: Annotated[str, typer.Option(help="Ids, separated by commas; all tasks where it is left out.")] = "",
-    seeds: Annotated[int, typer.Option(help="How many instances of each split.")] = 3,
+    seeds: Annotated[int, typer.Option(min=1, help="How many instances of each split.")] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object and nothing else.")] = False,
 ) -> None:
     """Prove of each task in real sandboxes: the reference passes, no work fails, verdicts repeat.

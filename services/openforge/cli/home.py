@@ -18,7 +18,11 @@ from openforge.bus.credentials import Credentials
 from openforge.bus.permissions import OPERATOR
 
 
-class Busy(Exception):
+class Unusable(Exception):
+    """The folder of the run cannot be used; the message says what to do."""
+
+
+class Busy(Unusable):
     """Another supervisor holds the run."""
 
 
@@ -84,14 +88,18 @@ class Home:
         return msgspec.structs.replace(settings, nkey_seed_file=str(seed), creds="") if seed.exists() else settings
 
     def make(self) -> None:
-        for folder in (self.nats, self.blobs, self.logs, self.health, self.sockets):
-            folder.mkdir(parents=True, exist_ok=True)
+        """Make the folders; raises `Unusable`."""
+        with _writable(self.root):
+            for folder in (self.nats, self.blobs, self.logs, self.health, self.sockets):
+                folder.mkdir(parents=True, exist_ok=True)
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Holds the run for this process; raises `Busy`."""
-        self.root.mkdir(parents=True, exist_ok=True)
-        with (self.root / "lock").open("w") as lock:
+        """Holds the run for this process; raises `Busy`, or `Unusable` where nothing can be written."""
+        with _writable(self.root):
+            self.root.mkdir(parents=True, exist_ok=True)
+            held = (self.root / "lock").open("w")
+        with held as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -109,14 +117,25 @@ class Home:
         try:
             address = msgspec.json.decode((self.root / "bus.json").read_bytes(), type=BusAddress)
             os.kill(address.pid, 0)
-        except (FileNotFoundError, ProcessLookupError):
-            return None
+        except (FileNotFoundError, NotADirectoryError, ProcessLookupError, msgspec.DecodeError):
+            return None  # a supervisor that works wrote a file that can be read
         except PermissionError:
             pass
         return address
 
     def forget_address(self) -> None:
         (self.root / "bus.json").unlink(missing_ok=True)
+
+
+@contextmanager
+def _writable(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise Unusable(
+            f"the folder of the run, {folder}, cannot be written ({error.strerror}): make it writable, "
+            "or set OPENFORGE_RUNS to a folder of runs that is"
+        ) from error
 
 
 def _replace(path: Path, data: bytes) -> None:

@@ -15,7 +15,8 @@ import typer
 
 from openforge.bus import BadSettings, Bus, BusError, BusSettings
 from openforge.bus.server import NatsServer, NoServerBinary, ServerConfig, ServerFailed, free_port
-from openforge.cli.home import Busy, Home
+from openforge.cli.home import Busy, Home, Unusable
+from openforge.protos import BadKey, token
 
 T = TypeVar("T")
 
@@ -45,7 +46,9 @@ def run_on_bus(run: str | None, act: Callable[[Bus], Coroutine[Any, Any, T]]) ->
 
     try:
         return asyncio.run(reached())
-    except (Unreachable, BadSettings, NoServerBinary, ServerFailed, BusError) as error:
+    except BadKey as error:
+        fail(str(error), BAD_USE)
+    except (Unreachable, Unusable, BadSettings, NoServerBinary, ServerFailed, BusError) as error:
         fail(str(error))
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
@@ -53,8 +56,11 @@ def run_on_bus(run: str | None, act: Callable[[Bus], Coroutine[Any, Any, T]]) ->
 
 @asynccontextmanager
 async def bus_of(run: str | None) -> AsyncIterator[Bus]:
-    """Connected to the bus that knows the run; any bus where `run` is None. Raises `Unreachable` or `BusError`."""
-    home = Home(run) if run else None
+    """Connected to the bus that knows the run; any bus where `run` is None.
+
+    Raises `Unreachable`, `Unusable`, `BusError`, or `BadKey` where no run can have that name.
+    """
+    home = Home(token("run", run)) if run is not None else None
     address = home.address() if home else None
     if home and address:
         async with _connected(address.nats_url, home) as bus:

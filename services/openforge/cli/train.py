@@ -10,9 +10,11 @@ from typing import Annotated, NoReturn
 import msgspec
 import typer
 
+from openforge.bus import BadSettings, BusError
+from openforge.bus.server import NoServerBinary
 from openforge.cli.conduct import Outcome, conduct, stand_by
 from openforge.cli.display import display, lost
-from openforge.cli.home import Busy, Home
+from openforge.cli.home import Home, Unusable
 from openforge.cli.supervise import GaveUp
 from openforge.models import UnknownModel, get, resolve
 from openforge.models.smollm2 import ModelUnavailable
@@ -20,6 +22,8 @@ from openforge.protos import StopReason
 from openforge.runs import BadRunFile, RunConfig, RunDiffers, load_run_file
 
 INTERRUPTED = 130
+# What ends a run before or beside its own reasons; each message says what to do.
+CANNOT_GO_ON = (Unusable, GaveUp, RunDiffers, BadSettings, NoServerBinary, BusError)
 EXIT = {StopReason.COMPLETED: 0, StopReason.INTERRUPTED: INTERRUPTED, StopReason.NO_PROGRESS: 4, StopReason.FAILED: 1}
 
 RunFile = Annotated[Path, typer.Argument(help="The run file (TOML).", show_default=False)]
@@ -49,7 +53,7 @@ def train(
     try:
         with home.held(), display(config, plain=plain) as shown:
             outcome = asyncio.run(conduct(config, home, shown.show))
-    except (Busy, GaveUp, RunDiffers) as error:
+    except CANNOT_GO_ON as error:
         _fail(str(error), 1)
     _say_end(config, home, outcome)
     raise typer.Exit(EXIT[outcome.reason])
@@ -65,7 +69,7 @@ def up(run_file: RunFile, overrides: Overrides = None) -> None:
     try:
         with home.held():
             asyncio.run(stand_by(config, home, typer.echo))
-    except (Busy, GaveUp) as error:
+    except CANNOT_GO_ON as error:
         _fail(str(error), 1)
 
 

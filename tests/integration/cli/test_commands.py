@@ -271,3 +271,33 @@ async def test_every_command_explains_itself() -> None:
         result = await openforge(*command, "--help")
         assert result.exit_code == 0
         assert "Usage" in result.stdout
+
+
+@pytest.mark.parametrize("command", ["status", "tail", "ledger", "report", "stop"])
+def test_a_name_that_no_run_can_have_is_refused_in_one_line(runs: Path, command: str) -> None:
+    for name in ("../x", "a b", ""):
+        result = CliRunner().invoke(app, [command, name])
+        assert isinstance(result.exception, SystemExit), result.exception
+        assert result.exit_code == 2
+        assert result.output == (
+            f"openforge: run = {name!r} cannot be part of a subject: use 1 to 128 of A-Z a-z 0-9 _ -\n"
+        )
+
+
+def test_a_folder_of_runs_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a-file").touch()
+    monkeypatch.setenv("OPENFORGE_RUNS", str(tmp_path / "a-file"))
+    monkeypatch.delenv("OPENFORGE_NATS_URL", raising=False)
+    result = CliRunner().invoke(app, ["train", str(Path(__file__).parents[3] / "examples" / "tiny.toml")])
+    assert result.exit_code == 1
+    assert result.output.startswith(f"error: the folder of the run, {tmp_path / 'a-file' / 'tiny'}, cannot be written")
+    assert "set OPENFORGE_RUNS" in result.output
+    assert CliRunner().invoke(app, ["status", "tiny"]).exit_code == 1
+
+
+def test_a_broken_address_is_one_that_nobody_answers_at(runs: Path) -> None:
+    home = Home("r")
+    home.make()
+    (home.root / "bus.json").write_bytes(b"\xff{")
+    assert home.address() is None
+    assert "resting" in CliRunner().invoke(app, ["status"]).output

@@ -184,3 +184,33 @@ def test_a_sandbox_too_small_for_its_own_files_is_refused_with_the_least_that_wi
     file.write_text(source)
     with pytest.raises(BadRunFile, match=r"memory_mb = 100 is too little for disk_mb = 64.*write 160 or more"):
         load_run_file(file, ["environment.limits.memory_mb=100", "environment.limits.disk_mb=64"])
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("sampling.temperature", "inf"),
+        ("learner.learning_rate", "inf"),
+        ("pacing.in_flight", "99999999999999999999999"),
+        ("evaluation.heldout_episodes", "99999999999"),
+        ("learner.betas", "[0.9, inf]"),
+        ("environment.options.ratio", "inf"),
+    ],
+)
+def test_a_number_that_no_run_could_use_is_refused_with_the_most_that_one_can(
+    folder: Path, field: str, value: str
+) -> None:
+    with pytest.raises(
+        BadRunFile, match=rf"{field} = .* is no number that a run can use: write \d+ or less"
+    ) as refused:
+        load_run_file(folder / "run.toml", [f"{field}={value}"])
+    assert len(refused.value.problems) == 1
+
+
+def test_the_largest_seed_is_as_good_as_any(folder: Path) -> None:
+    assert load_run_file(folder / "run.toml", [f"run.seed={2**31 - 1}"]).run.seed == 2**31 - 1
+
+
+def test_a_limit_is_told_in_full_digits(folder: Path) -> None:
+    with pytest.raises(BadRunFile, match=r"run\.steps = 1000001 is too large: write 1000000 or less"):
+        load_run_file(folder / "run.toml", ["run.steps=1000001"])

@@ -11,7 +11,7 @@ import typer
 
 from openforge.cli.conformance.page import write_page
 from openforge.cli.conformance.row import Row
-from openforge.cli.home import Busy
+from openforge.cli.home import Unusable
 from openforge.cli.reach import BAD_USE, fail
 from openforge.cli.supervise import GaveUp
 from openforge.harnesses import ALL, CannotInstall, Harness, UnknownHarness, find, install, is_installed
@@ -59,7 +59,7 @@ def conformance(
     scenarios = ("plain", "faults") if faults or fast else ("plain",)
     try:
         rows = _real_rows(out, timeout_s) if real else _rows(harnesses, scenarios, out, timeout_s)
-    except (ModelUnavailable, GaveUp, Busy) as error:
+    except (ModelUnavailable, GaveUp, Unusable) as error:
         fail(str(error))
     _write(out, rows)
     if docs is not None:

@@ -12,12 +12,11 @@ from openforge.cli.conduct import Outcome, conduct
 from openforge.cli.display import display
 from openforge.cli.evaluate.plan import NoSuchVersion, ks_of, problems_of_evaluating, runs_of, weights_of
 from openforge.cli.finish import write_summary_and_report
-from openforge.cli.home import Busy, Home
+from openforge.cli.home import Home
 from openforge.cli.reach import BAD_USE, fail
-from openforge.cli.supervise import GaveUp
-from openforge.cli.train import EXIT, Overrides, Plain, RunFile, load, with_model
+from openforge.cli.train import CANNOT_GO_ON, EXIT, Overrides, Plain, RunFile, load, with_model
 from openforge.protos import StopReason
-from openforge.runs import BadRunFile, RunConfig, RunDiffers, Summary, canonical
+from openforge.runs import BadRunFile, RunConfig, Summary, canonical
 from openforge.runs.evaluation import evaluated
 from openforge.runs.trials import Trial, trials_of
 
@@ -99,7 +98,7 @@ def _evaluated(run: RunConfig, plain: bool) -> Kept:
     try:
         with home.held(), display(run, plain=plain) as shown:
             outcome = asyncio.run(conduct(run, home, shown.show, finish=_finish))
-    except (Busy, GaveUp, RunDiffers) as error:
+    except CANNOT_GO_ON as error:
         fail(str(error))
     _end_unless_complete(run, outcome)
     kept = msgspec.json.decode((home.root / "now.json").read_bytes(), type=Kept)
