@@ -53,7 +53,8 @@ check: install ## types, lint, format, import rules, generated schemas
 
 heavy: install ## the tests that need the real model or minutes each
 	$(BIN)/openforge model get smollm2-135m
-	$(BIN)/pytest -m heavy -n $(JOBS) $(ARGS)
+	$(BIN)/pytest -m heavy -n $(JOBS) --ignore tests/e2e $(ARGS)
+	$(BIN)/pytest -m heavy tests/e2e $(ARGS)
 
 containers: install ## the contract of sandboxes on a real dockerd and a real podman; as root on Debian, installs both
 	@{ command -v dockerd && command -v podman && command -v runc; } >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -y -qq --no-install-recommends docker.io podman runc conmon catatonit netavark aardvark-dns iptables; } \

@@ -75,7 +75,7 @@ async def test_recorded_log_probs_are_those_of_the_version_that_sampled_each_tok
         "engine.keep_versions=50",
         "environment.harness=letters",
         "evaluation.heldout_episodes=0",
-        "sampling.max_tokens=96",
+        "sampling.max_tokens=256",  # longer than a step takes, so that weights change inside answers
         "model.context=512",
     )
     async with disturbed(ROOT / "examples/tiny.toml", tmp_path, "truth", overrides) as run:
