@@ -9,7 +9,7 @@ import pytest
 from proxy_fixtures import ProxyAtWork
 from stub_engine import StubEngine, ids_of
 
-from openforge.protos import BlobRef, BranchCause, FinishReason, Span
+from openforge.protos import BlobRef, BranchCause, Dropped, FinishReason, Span
 from openforge.tokens import merge, rebuild
 from openforge.wire.generate import StructuredOutputs
 
@@ -154,7 +154,9 @@ async def test_forced_calls_are_asked_of_the_engine_and_tokens_without_alternati
     [turn] = await proxy.turns()
     assert turn.forced == (Span(0, 2), Span(4, 1))
     assert turn.guided
-    assert merge(rebuild([turn])).delivered_fraction == 1.0
+    merged = merge(rebuild([turn]))
+    assert merged.dropped == (Dropped(reason="forced", tokens=3),)
+    assert merged.delivered_fraction == pytest.approx(1 - 3 / merged.sampled_tokens)
     form: Any = {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}}}
     await client.responses.create(model="m", input="hi", text=form)
     assert stub_engine.requests[1].sampling_params.structured_outputs == StructuredOutputs(json='{"type":"object"}')
