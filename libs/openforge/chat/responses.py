@@ -179,6 +179,8 @@ def _request(read: _Body, asked: dict[str, Any]) -> Request:
     messages = history.whole()
     if not read.input:
         raise BadRequest("input is empty: send a text or at least one item")
+    if not messages:
+        raise BadRequest(f"input has nothing that a model reads: send a message ({'; '.join(history.notes)})")
     choice, notes = _choice(read.tool_choice, tools.kept)
     form = read.text.format if read.text else None
     return Request(
