@@ -4,37 +4,19 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from urllib.parse import urlsplit
 
 import uvicorn
 
-from openforge.service import BadSettings
+from openforge.service.sockets import bound, host_and_port
 
+ENGINE_URL = "OPENFORGE_ENGINE_URL"
 _CLOSING_S = 2
 _KEEP_ALIVE_S = 300  # longer than any client keeps a connection, so that it is never us who closes it under a request
 
 
 def bind(url: str) -> socket.socket:
     """The socket that `OPENFORGE_ENGINE_URL` names; raises `BadSettings` if it cannot be had."""
-    host, port = host_and_port(url)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    tcp = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # named, or asyncio leaves Nagle's delay on
-    tcp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        tcp.bind((host, port))
-    except OSError as error:
-        tcp.close()
-        raise BadSettings(
-            f"OPENFORGE_ENGINE_URL = {url!r} cannot be listened on ({error.strerror}): use a free port"
-        ) from error
-    return tcp
-
-
-def host_and_port(url: str) -> tuple[str, int]:
-    parts = urlsplit(url)
-    if parts.scheme != "http" or not parts.hostname or parts.port is None:
-        raise BadSettings(f"OPENFORGE_ENGINE_URL = {url!r} names no host and port: use http://HOST:PORT")
-    return parts.hostname, parts.port
+    return bound(*host_and_port(url, ENGINE_URL), ENGINE_URL, url)
 
 
 class Server(uvicorn.Server):

@@ -21,11 +21,12 @@ import httpx
 import msgspec
 
 from openforge.engine.backend import Laps, Outcome
-from openforge.engine.http import host_and_port
+from openforge.engine.http import ENGINE_URL
 from openforge.engine.probe import coarser, judge_probe
 from openforge.engine.settings import Settings
 from openforge.runs import RunConfig
 from openforge.service import BadSettings, log
+from openforge.service.sockets import host_and_port
 from openforge.weights import BadWeights, Manifest, check, read_manifest
 from openforge.wire.generate import GenerateRequest, GenerateResponse, SamplingParams
 
@@ -70,7 +71,7 @@ class VllmBackend:
 
     async def start(self) -> None:
         """Nothing listens before the first weights: vLLM cannot start without any."""
-        host_and_port(self._settings.engine_url)
+        host_and_port(self._settings.engine_url, ENGINE_URL)
 
     async def apply(self, folder: Path, digest: str, version: int) -> Outcome:
         clock = Laps()
@@ -179,7 +180,7 @@ class VllmBackend:
         self._watching = asyncio.create_task(self._watch(self._child))
 
     def _flags(self, folder: Path) -> list[str]:
-        host, port = host_and_port(self._settings.engine_url)
+        host, port = host_and_port(self._settings.engine_url, ENGINE_URL)
         engine = self._config.engine
         return [
             *("--model", str(folder), "--served-model-name", SERVED_NAME),

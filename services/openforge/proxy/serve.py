@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -28,6 +27,7 @@ from openforge.proxy.settings import Settings
 from openforge.proxy.upstream import Engine
 from openforge.runs import RunConfig, submitted_config
 from openforge.service import health, log
+from openforge.service.sockets import bound, host_and_port
 
 _ANY_SANDBOX = 0o666
 _BACKLOG = 1024
@@ -120,19 +120,8 @@ def _renderer(config: RunConfig) -> Renderer:
 
 def listen(settings: Settings) -> list[socket.socket]:
     """The TCP socket, and the UNIX socket that every sandbox user may connect to."""
-    url = urlsplit(settings.proxy_url)
-    if not url.hostname or not url.port:
-        raise BadSettings(f"OPENFORGE_PROXY_URL = {settings.proxy_url!r} has no host and port: use http://HOST:PORT")
-    family = socket.AF_INET6 if ":" in url.hostname else socket.AF_INET
-    tcp = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # named, or asyncio leaves Nagle's delay on
-    tcp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        tcp.bind((url.hostname, url.port))
-    except OSError as error:
-        tcp.close()
-        raise BadSettings(
-            f"OPENFORGE_PROXY_URL = {settings.proxy_url!r} cannot be listened on ({error}): use a free port"
-        ) from error
+    setting = "OPENFORGE_PROXY_URL"
+    tcp = bound(*host_and_port(settings.proxy_url, setting), setting, settings.proxy_url)
     path = socket_path(settings)
     sockets = [tcp] if path is None else [tcp, _unix_socket(path)]
     for each in sockets:

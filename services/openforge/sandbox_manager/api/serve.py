@@ -22,6 +22,7 @@ from openforge.sandbox_manager.api.relay import Relay
 from openforge.sandbox_manager.api.settings import ApiSettings
 from openforge.sandbox_manager.api.shapes import CreateRequest
 from openforge.service import log
+from openforge.service.sockets import bound
 
 _BACKLOG = 2048
 _KEEP_ALIVE_S = 600
@@ -61,7 +62,7 @@ class Api:
         keys = ApiKeys(settings.sandbox_api_keys)
         if keys.none:
             raise BadSettings("OPENFORGE_SANDBOX_API_KEYS is not set: give at least one key")
-        listening = listening or _listen(settings)
+        listening = listening or listening_for(settings)
         self.port = listening.getsockname()[1]
         if self._bus is not None:
             url = settings.sandbox_api_url or f"http://{settings.sandbox_api_host}:{self.port}"
@@ -168,10 +169,8 @@ def _config(app: Door) -> uvicorn.Config:
     )
 
 
-def _listen(settings: ApiSettings) -> socket.socket:
-    family = socket.AF_INET6 if ":" in settings.sandbox_api_host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listening.bind((settings.sandbox_api_host, settings.sandbox_api_port))
+def listening_for(settings: ApiSettings) -> socket.socket:
+    port = settings.sandbox_api_port
+    listening = bound(settings.sandbox_api_host, port, "OPENFORGE_SANDBOX_API_PORT", port)
     listening.listen(_BACKLOG)
     return listening
