@@ -152,11 +152,14 @@ class TrainingSection(_Section, frozen=True, kw_only=True):
     `context`: their tokens are counted and left out. `side_calls` are titles, summaries and the like. `guided` are
     answers that had to match a grammar or a schema, such as forced calls: `train` takes what the guide left of the
     policy's distribution for an older policy. A harness that asks for a schema in each call trains nothing without it.
+    `ambiguous` are several answers to one call of which nothing shows which one was used: `train` is for harnesses
+    that sample the same call several times at once and use each answer.
     """
 
     side_calls: Literal["train", "context"] = "train"
     sub_agents: Literal["train", "context"] = "train"
     guided: Literal["train", "context"] = "context"
+    ambiguous: Literal["train", "drop"] = "drop"
 
 
 class LearnerSection(_Section, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ are in the loss, and those that a guide dictated are counted; no smaller number 
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 
 import msgspec
@@ -20,11 +20,13 @@ from openforge.protos import (
     Span,
     TurnStatus,
     VersionSpan,
+    common_length,
     count,
     covered,
 )
 from openforge.protos import Sequence as TrainingSequence
 from openforge.tokens.rebuild import Conversation, RebuiltTurn, RecordBroken
+from openforge.tokens.used import use_of
 
 _NO_BREAK = (BranchCause.START, BranchCause.CONTINUED)
 _ID_BYTES = 4
@@ -53,19 +55,20 @@ def merge(
     *,
     context: Collection[Caller] = (),
     guided: bool = True,
+    ambiguous: bool = False,
     orphaned: Collection[int] = (),
 ) -> Merged:
     """The sequences to train; raises `RecordBroken` where the turns do not belong together.
 
-    Turns of the callers in `context` are not trained, `guided` ones only if it is true, and neither are `orphaned`
-    ones, whose answers came to nobody, unless the harness went on from them.
+    Turns of the callers in `context` are not trained, `guided` ones only if it is true, answers of which nobody knows
+    whether they were used only if `ambiguous` is, and neither are `orphaned` ones, whose answers came to nobody, unless
+    the harness went on from them.
     """
-    heads = {turn.fact.turn: _continued(conversation, turn) for turn in conversation}
-    used = _used(conversation, heads, orphaned)
-    beside = _beside(conversation, heads, context, guided)
-    trained = used - beside.keys()
+    use = use_of(conversation, orphaned, ambiguous_counts=ambiguous)
+    beside = _beside(conversation, use.heads, context, guided)
+    trained = use.used - beside.keys()
     sequences = tuple(_sequence(chain) for chain in _chains(conversation, trained))
-    aside = {number: beside[number] for number in used & beside.keys()}
+    aside = dict.fromkeys(use.ambiguous, "ambiguous") | {number: beside[number] for number in use.used & beside.keys()}
     dropped = _dropped(conversation, trained, aside, orphaned)
     sampled = sum(turn.sampled_length for turn in conversation)
     delivered = sampled - sum(entry.tokens for entry in dropped)
@@ -77,7 +80,7 @@ def merge(
         delivered_fraction=delivered / sampled if sampled else 1.0,
         prompt_tokens=prompt,
         extra_prefill_ratio=prompt / least if least > 0 else 1.0,
-        breaks=_breaks(conversation, heads),
+        breaks=_breaks(conversation, use.heads),
         temperature=_temperature(conversation, trained),
     )
 
@@ -92,74 +95,6 @@ class _Chain(msgspec.Struct):
     ids: bytes
     free: int
     turns: list[RebuiltTurn]
-
-
-def _continued(conversation: Conversation, turn: RebuiltTurn) -> int | None:
-    """The nearest earlier turn whose prompt and whole answer this turn's prompt begins with."""
-    for ancestor, shared in conversation.ancestors(turn):
-        if shared >= ancestor.length:
-            return ancestor.fact.turn
-    return None
-
-
-def _used(conversation: Conversation, heads: dict[int, int | None], orphaned: Collection[int]) -> set[int]:
-    """The turns that the harness worked with: those it read to the end, and those it went on from."""
-    read = {
-        turn.fact.turn
-        for turn in conversation
-        if turn.fact.status is TurnStatus.DELIVERED and turn.fact.turn not in orphaned and _loss_tokens(turn) > 0
-    }
-    went_on = set(heads.values()) & _with_heads(read, heads)
-    superseded = _superseded(conversation, went_on, read) | _sent_twice(conversation, went_on)
-    return _with_heads(read - superseded, heads)
-
-
-def _with_heads(turns: Iterable[int], heads: dict[int, int | None]) -> set[int]:
-    """These turns and all that they go on from."""
-    found: set[int] = set()
-    for number in turns:
-        current: int | None = number
-        while current is not None and current not in found:
-            found.add(current)
-            current = heads[current]
-    return found
-
-
-def _superseded(conversation: Conversation, went_on: Collection[int | None], read: set[int]) -> set[int]:
-    """Answers to a question that was asked again, and that nothing went on from.
-
-    Where nothing went on from any of the answers, the last one that was read counts.
-    """
-    superseded: set[int] = set()
-    for answers in _same_question(conversation):
-        kept = [number for number in answers if number in went_on] or [n for n in answers if n in read][-1:]
-        superseded.update(set(answers) - set(kept))
-    return superseded
-
-
-def _same_question(conversation: Conversation) -> list[list[int]]:
-    """Turns that were given equal prompts, where the proxy says that one of them was asked again."""
-    by_prompt: dict[bytes, list[RebuiltTurn]] = {}
-    for turn in conversation:
-        by_prompt.setdefault(turn.prompt, []).append(turn)
-    return [
-        [turn.fact.turn for turn in turns]
-        for turns in by_prompt.values()
-        if any(turn.fact.cause is BranchCause.RESAMPLED for turn in turns)
-    ]
-
-
-def _sent_twice(conversation: Conversation, went_on: Collection[int | None]) -> set[int]:
-    """Answers to a call that was made several times, where the harness went on from others of them only.
-
-    A call that is doubled on the wire looks like parallel sampling on purpose. What comes later tells them apart as
-    far as it can be told: where nothing went on from any of the answers, all of them stay.
-    """
-    by_digest: dict[str, set[int]] = {}
-    for turn in conversation:
-        if turn.fact.digest:
-            by_digest.setdefault(turn.fact.digest, set()).add(turn.fact.turn)
-    return {turn for answers in by_digest.values() if answers & set(went_on) for turn in answers - set(went_on)}
 
 
 def _caller_of(conversation: Conversation, heads: dict[int, int | None], turn: RebuiltTurn) -> Caller:
@@ -203,7 +138,7 @@ def _beside(
     return beside
 
 
-def _chains(conversation: Conversation, trained: set[int]) -> list[_Chain]:
+def _chains(conversation: Conversation, trained: Collection[int]) -> list[_Chain]:
     """The fewest chains of turns of which each one's prompt begins with the whole of the one before.
 
     From the longest turns to the shortest, each joins a chain that begins with it and trains nothing within it. All
@@ -269,7 +204,7 @@ def _versions_within(turn: RebuiltTurn, span: Span) -> list[VersionSpan]:
 
 def _dropped(
     conversation: Conversation,
-    trained: set[int],
+    trained: Collection[int],
     aside: dict[int, str],
     orphaned: Collection[int],
 ) -> tuple[Dropped, ...]:
@@ -294,7 +229,7 @@ def _loss_tokens(turn: RebuiltTurn) -> int:
     return covered(turn.free())
 
 
-def _temperature(conversation: Conversation, used: set[int]) -> float:
+def _temperature(conversation: Conversation, used: Collection[int]) -> float:
     """One for all, since log-probs of different temperatures cannot share a loss."""
     found = {conversation.turns[number].fact.sampling.temperature for number in used}
     if len(found) > 1:
@@ -306,17 +241,5 @@ def _prompt_tokens(sequences: Sequence[TrainingSequence], trained: int) -> tuple
     """How many tokens of the sequences are context, and how few would do if common beginnings were shared."""
     ids = sorted(sequence.ids for sequence in sequences)
     total = sum(count(packed) for packed in ids)
-    repeated = sum(_common_tokens(first, second) for first, second in pairwise(ids))
+    repeated = sum(common_length(first, second) for first, second in pairwise(ids))
     return total - trained, total - repeated - trained
-
-
-def _common_tokens(first: bytes, second: bytes) -> int:
-    """How many leading tokens two packed arrays share: bisection, since comparing slices is quick."""
-    low, high = 0, min(count(first), count(second))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if first[low * _ID_BYTES : middle * _ID_BYTES] == second[low * _ID_BYTES : middle * _ID_BYTES]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

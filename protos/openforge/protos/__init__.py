@@ -1,6 +1,15 @@
 """What the services say to each other. Nothing here does anything; importing it is instant."""
 
-from openforge.protos.arrays import count, covered, pack_ids, pack_logprobs, spans_of, unpack_ids, unpack_logprobs
+from openforge.protos.arrays import (
+    common_length,
+    count,
+    covered,
+    pack_ids,
+    pack_logprobs,
+    spans_of,
+    unpack_ids,
+    unpack_logprobs,
+)
 from openforge.protos.dead import DeadLetter
 from openforge.protos.episode import (
     EpisodeEnded,
@@ -95,6 +104,7 @@ __all__ = [
     "TurnRecorded",
     "TurnStatus",
     "VersionSpan",
+    "common_length",
     "count",
     "covered",
     "env_token",

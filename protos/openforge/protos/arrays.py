@@ -53,6 +53,16 @@ def count(data: bytes) -> int:
     return len(data) // 4
 
 
+def common_length(one: bytes, other: bytes) -> int:
+    """How many leading numbers two packed arrays share: bisection, since comparing slices is quick."""
+    low, high = 0, min(count(one), count(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        same = one[low * 4 : middle * 4] == other[low * 4 : middle * 4]
+        low, high = (middle, high) if same else (low, middle - 1)
+    return low
+
+
 def spans_of(flags: Sequence[bool]) -> tuple[Span, ...]:
     """The runs of true flags, in order."""
     spans: list[Span] = []

@@ -23,6 +23,7 @@ from openforge.protos import (
     Timing,
     TurnRecorded,
     TurnStatus,
+    common_length,
     pack_ids,
     pack_logprobs,
 )
@@ -319,7 +320,7 @@ class Attempt:
         best: Turn | None = None
         longest = 0
         for turn in self.turns:
-            if turn.ids is not None and (shared := shared_ids(turn.ids, prompt)) > longest:
+            if turn.ids is not None and (shared := common_length(turn.ids, prompt)) > longest:
                 best, longest = turn, shared
         while best is not None and best.parent is not None and longest <= best.prefix:
             best = self.turns[best.parent]
@@ -327,12 +328,12 @@ class Attempt:
 
     def _kept(self, parent: Turn, steps: Sequence[bytes]) -> int:
         """How many messages the conversation has in common with that of `parent`."""
-        common = 0
+        kept = 0
         for ours, theirs in zip(steps, self._conversation(parent), strict=False):
             if ours != theirs:
                 break
-            common += 1
-        return common
+            kept += 1
+        return kept
 
     def _conversation(self, turn: Turn) -> Iterator[bytes]:
         earlier: tuple[bytes, ...] = ()
@@ -348,16 +349,6 @@ def _renamed(message: Message, names: Mapping[str, str]) -> Message:
     calls = tuple(msgspec.structs.replace(call, id=names.get(call.id, call.id)) for call in message.tool_calls)
     answers = names.get(message.tool_call_id, message.tool_call_id)
     return msgspec.structs.replace(message, tool_calls=calls, tool_call_id=answers)
-
-
-def shared_ids(one: bytes, other: bytes) -> int:
-    """How many ids two packed arrays have in common at their beginning."""
-    low, high = 0, min(len(one), len(other)) // ID_BYTES
-    while low < high:
-        middle = (low + high + 1) // 2
-        same = one[low * ID_BYTES : middle * ID_BYTES] == other[low * ID_BYTES : middle * ID_BYTES]
-        low, high = (middle, high) if same else (low, middle - 1)
-    return low
 
 
 def room(prompt_tokens: int, window: int, limits: Iterable[int | None]) -> int:

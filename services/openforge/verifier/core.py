@@ -68,7 +68,11 @@ def record_of(evidence: Evidence, training: TrainingSection = TrainingSection())
     try:
         conversation = rebuild(evidence.turns, sealed.turns)
         merged = merge(
-            conversation, context=_context(training), guided=training.guided == "train", orphaned=sealed.orphaned
+            conversation,
+            context=_context(training),
+            guided=training.guided == "train",
+            ambiguous=training.ambiguous == "train",
+            orphaned=sealed.orphaned,
         )
     except RecordBroken as error:
         return Failure(FailReason.RECORD_BROKEN, str(error))

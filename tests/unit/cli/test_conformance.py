@@ -111,6 +111,4 @@ def test_a_call_that_was_sent_twice_and_is_trained_twice_is_named() -> None:
     assert [sequence.turns for sequence in trajectory.sequences] == [(0, 2)]
     assert list(unaccounted(trajectory, turns)) == []
     both = verdict([changed(first, digest=""), changed(twin, digest=""), turns[2]])
-    assert list(unaccounted(both, turns)) == [
-        "turn 1 is trained, but the harness went on from turn 0, the same call sent again"
-    ]
+    assert list(unaccounted(both, turns)) == ["turn 1 is trained beside turn 0, the same call sent again"]

@@ -1,12 +1,13 @@
 """Packed arrays come back as they went."""
 
 import struct
+from itertools import takewhile
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openforge.protos import covered, pack_ids, pack_logprobs, spans_of, unpack_ids, unpack_logprobs
+from openforge.protos import common_length, covered, pack_ids, pack_logprobs, spans_of, unpack_ids, unpack_logprobs
 from openforge.protos.arrays import count
 
 ids = st.lists(st.integers(-(2**31), 2**31 - 1))
@@ -41,6 +42,12 @@ def test_spans_cover_the_flags_and_nothing_else(flags: list[bool]) -> None:
     positions = [position for span in spans for position in range(span.start, span.start + span.length)]
     assert positions == [position for position, flag in enumerate(flags) if flag]
     assert covered(spans) == sum(flags)
+
+
+@given(*[st.lists(st.integers(0, 3), max_size=30)] * 2)
+def test_the_common_beginning_is_counted(one: list[int], other: list[int]) -> None:
+    common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+    assert common_length(pack_ids(one), pack_ids(other)) == common
 
 
 @given(st.binary().filter(lambda data: len(data) % 4))

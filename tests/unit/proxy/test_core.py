@@ -1,7 +1,6 @@
 """Where calls belong in the tree of an attempt, and what is recorded of them."""
 
 from collections.abc import Sequence
-from itertools import takewhile
 
 import pytest
 from byte_tokenizer import byte_tokenizer
@@ -12,7 +11,7 @@ from wanderer import RENDERER, Talk, user
 from openforge.chat.chatml import ChatMLHermes
 from openforge.chat.contract import Message, Parsed, Tool, ToolCall
 from openforge.protos import BranchCause, Caller, FinishReason, HarnessIdentity, TurnStatus, pack_ids
-from openforge.proxy.core import Fresh, Join, OpenCall, PromptTooLong, Replay, Sampled, reply_of, room, shared_ids
+from openforge.proxy.core import Fresh, Join, OpenCall, PromptTooLong, Replay, Sampled, reply_of, room
 from openforge.tokens import merge, rebuild
 
 TOOL = Tool(name="bash")
@@ -349,12 +348,6 @@ def test_room_is_the_least_of_all_limits() -> None:
     assert room(10, 100, (64, 20, 7)) == 7
     with pytest.raises(PromptTooLong, match="has 100 tokens, which fill the window of 100"):
         room(100, 100, (64,))
-
-
-@given(st.lists(st.integers(0, 3), max_size=30), st.lists(st.integers(0, 3), max_size=30))
-def test_shared_ids_count_the_common_beginning(one: list[int], other: list[int]) -> None:
-    common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
-    assert shared_ids(pack_ids(one), pack_ids(other)) == common
 
 
 def test_a_stop_string_is_cut_from_the_reply_but_not_from_the_ids() -> None:

@@ -24,7 +24,7 @@ from openforge.protos import (
 )
 
 TOLERANCE = 1e-3
-_EXPLAINED = {"abandoned", "aborted", "orphaned", "superseded", "late"}
+_EXPLAINED = {"abandoned", "aborted", "orphaned", "superseded", "ambiguous", "late"}
 
 
 class Evidence(msgspec.Struct, kw_only=True):

@@ -139,10 +139,11 @@ def unaccounted(trajectory: TrajectoryVerified, turns: Sequence[TurnRecorded]) -
 
 
 def _trained_beside(trained: Collection[int], turns: Sequence[TurnRecorded]) -> Iterator[str]:
-    """Trained answers that nothing went on from, to a call that was sent again and whose other answer was used."""
+    """Trained answers that nothing went on from, beside another trained answer to the same call."""
     length = {turn.fact.turn: turn.length for turn in rebuild(turns)}
-    used = {turn.parent: turn.turn for turn in turns if turn.parent is not None and turn.prefix == length[turn.parent]}
+    used = {turn.parent for turn in turns if turn.parent is not None and turn.prefix == length[turn.parent]}
     for turn in turns:
-        twins = [other.turn for other in turns if other.digest == turn.digest and other.turn in used]
-        if turn.digest and turn.turn in trained and turn.turn not in used and twins:
-            yield f"turn {turn.turn} is trained, but the harness went on from turn {twins[0]}, the same call sent again"
+        twins = [other.turn for other in turns if other.digest == turn.digest and other is not turn]
+        beside = [twin for twin in twins if twin in trained]
+        if turn.digest and turn.turn in trained and turn.turn not in used and beside:
+            yield f"turn {turn.turn} is trained beside turn {beside[0]}, the same call sent again"

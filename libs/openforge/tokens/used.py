@@ -1,0 +1,121 @@
+"""Which answers of an attempt the harness used.
+
+Promises: an answer that was read to its end counts unless its question was asked more than once; then only those count
+that a later prompt shows, or the one that is left where each of the others was asked again. Where several are left
+and nothing shows which one was read, none counts: a guess might train an answer that nobody saw.
+"""
+
+from collections.abc import Collection, Iterable, Iterator
+
+import msgspec
+
+from openforge.protos import BranchCause, TurnStatus, common_length, covered
+from openforge.tokens.rebuild import Conversation, RebuiltTurn
+
+_HEADER_TOKENS = 8
+"""Within so many tokens of the place where two prompts part, the header of a message is over."""
+_ID_BYTES = 4
+
+
+class Use(msgspec.Struct, frozen=True):
+    """`heads`: the turn that each turn goes on from. `ambiguous` answers were read, or others like them, who knows."""
+
+    heads: dict[int, int | None]
+    used: frozenset[int]
+    ambiguous: frozenset[int]
+
+
+def use_of(conversation: Conversation, orphaned: Collection[int], *, ambiguous_counts: bool) -> Use:
+    """Answers that were `orphaned` came to nobody, unless the harness went on from them."""
+    heads = {turn.fact.turn: _continued(conversation, turn) for turn in conversation}
+    received = {
+        turn.fact.turn
+        for turn in conversation
+        if turn.fact.status is TurnStatus.DELIVERED and turn.fact.turn not in orphaned
+    }
+    read = {number for number in received if covered(conversation.turns[number].free())}
+    went_on = {head for head in heads.values() if head is not None} & _with_heads(read, heads)
+    not_counted: set[int] = set()
+    ambiguous: set[int] = set()
+    for answers in _asked_more_than_once(conversation):
+        shown = _shown(conversation, answers, went_on, received)
+        left = shown or _left(conversation, answers, received)
+        if len(left) > 1 and not shown:
+            ambiguous |= left
+        not_counted |= answers - left
+    if not ambiguous_counts:
+        not_counted |= ambiguous
+    return Use(heads, frozenset(_with_heads(read - not_counted, heads)), frozenset(ambiguous))
+
+
+def _continued(conversation: Conversation, turn: RebuiltTurn) -> int | None:
+    """The nearest earlier turn whose prompt and whole answer this turn's prompt begins with."""
+    for ancestor, shared in conversation.ancestors(turn):
+        if shared >= ancestor.length:
+            return ancestor.fact.turn
+    return None
+
+
+def _with_heads(turns: Iterable[int], heads: dict[int, int | None]) -> set[int]:
+    """These turns and all that they go on from."""
+    found: set[int] = set()
+    for number in turns:
+        current: int | None = number
+        while current is not None and current not in found:
+            found.add(current)
+            current = heads[current]
+    return found
+
+
+def _asked_more_than_once(conversation: Conversation) -> Iterator[set[int]]:
+    """The answers to each question that has several: calls with equal digests, and those that asked again."""
+    group: dict[int, set[int]] = {}
+    by_digest: dict[str, int] = {}
+    for turn in conversation:
+        number = turn.fact.turn
+        group[number] = {number}
+        twin = by_digest.setdefault(turn.fact.digest, number) if turn.fact.digest else number
+        for other in (twin, _asked_again(conversation, turn)):
+            if other is not None and group[other] is not group[number]:
+                joined = group[other] | group[number]
+                group |= dict.fromkeys(joined, joined)
+    yield from {id(answers): answers for answers in group.values() if len(answers) > 1}.values()
+
+
+def _asked_again(conversation: Conversation, turn: RebuiltTurn) -> int | None:
+    """The turn whose question this one asks again, after its answer."""
+    if turn.fact.cause is not BranchCause.RESAMPLED or turn.fact.parent is None:
+        return None
+    return turn.fact.parent if conversation.turns[turn.fact.parent].prompt == turn.prompt else None
+
+
+def _shown(conversation: Conversation, answers: set[int], went_on: set[int], received: set[int]) -> set[int]:
+    """The answers that later prompts show; of equal ones one, unless each was gone on from."""
+    shown = answers & went_on
+    ids = {conversation.turns[number].ids for number in shown}
+    for number in sorted(answers & received - shown):
+        turn = conversation.turns[number]
+        if turn.ids not in ids and any(_shows(later, turn) for later in conversation):
+            shown.add(number)
+            ids.add(turn.ids)
+    return shown
+
+
+def _shows(later: RebuiltTurn, answer: RebuiltTurn) -> bool:
+    """Whether the answer stands in a later prompt where that one and its own part.
+
+    They part right before it, or before a message that was there for one call only.
+    """
+    sampled = answer.fact.sampled
+    if later.fact.turn <= answer.fact.turn or not sampled:
+        return False
+    at = common_length(later.prompt, answer.prompt) * _ID_BYTES
+    return any(later.prompt.startswith(sampled, at + gap * _ID_BYTES) for gap in range(_HEADER_TOKENS + 1))
+
+
+def _left(conversation: Conversation, answers: set[int], received: set[int]) -> set[int]:
+    """The answers that were read and not told when the question was asked again, each text once."""
+    asked_again = (_asked_again(conversation, conversation.turns[number]) for number in answers)
+    last = max((number for number in asked_again if number is not None), default=-1)
+    left = sorted((number for number in answers & received if number > last), reverse=True)
+    return set({conversation.turns[number].ids: number for number in left}.values())
