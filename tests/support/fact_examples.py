@@ -9,6 +9,7 @@ from openforge.protos import (
     Dropped,
     EndReason,
     EngineIdentity,
+    EngineMeasured,
     EpisodeEnded,
     EpisodeFailed,
     EpisodeLimits,
@@ -190,6 +191,7 @@ FACTS: tuple[Fact, ...] = (
         carry_s=0.25,
         probe_s=0.125,
     ),
+    EngineMeasured(run=RUN, engine="engine-0", at_s=1_750_000_000, running=48.5, waiting=3.25, kv_use=0.75),
 )
 
 DEAD_LETTER = DeadLetter(

@@ -19,6 +19,7 @@ from openforge.bus.work import consumer_name
 from openforge.protos import (
     KEY_BUCKET,
     BatchTrained,
+    EngineMeasured,
     EpisodeEnded,
     EpisodeFailed,
     EpisodeRequested,
@@ -70,7 +71,7 @@ ROLES = {
         reads=("turn",),
         keys="reads",
     ),
-    "engine": Role(tells=(PolicyServed,), follows=("run", "policy")),
+    "engine": Role(tells=(PolicyServed, EngineMeasured), follows=("run", "policy")),
     "verifier": Role(
         tells=(TrajectoryVerified, EpisodeFailed),
         works=(EpisodeSealed,),

@@ -11,6 +11,7 @@ from openforge.client.cursor import NameTaken
 from openforge.client.reading import Reading
 from openforge.protos import (
     BatchTrained,
+    EngineMeasured,
     PolicyPublished,
     PolicyServed,
     TrajectoryRetired,
@@ -27,6 +28,7 @@ __all__ = [
     "BusSettings",
     "Client",
     "Denied",
+    "EngineMeasured",
     "NameTaken",
     "NoServer",
     "PolicyPublished",

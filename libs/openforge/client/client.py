@@ -14,6 +14,7 @@ from openforge.client import cursor
 from openforge.client.reading import Moment, Reading
 from openforge.protos import (
     BatchTrained,
+    EngineMeasured,
     Fact,
     PolicyPublished,
     PolicyServed,
@@ -28,7 +29,7 @@ F = TypeVar("F", bound=Fact)
 logger = logging.getLogger("openforge.client")
 _LEAVE_S = 5.0
 
-PolicyFact = BatchTrained | TrajectoryRetired | PolicyPublished | PolicyServed
+PolicyFact = BatchTrained | TrajectoryRetired | PolicyPublished | PolicyServed | EngineMeasured
 
 
 class HowToRead(TypedDict, total=False):

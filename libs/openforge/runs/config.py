@@ -77,6 +77,9 @@ class EnvironmentSection(_Section, frozen=True, kw_only=True):
 class PacingSection(_Section, frozen=True, kw_only=True):
     """How work is opened. `attempts` is how often one slot is tried; `in_flight` bounds open episodes.
 
+    With `in_flight_least` the bound moves between it and `in_flight`, as busy as the engines are; 0 means always
+    `in_flight`.
+
     A batch takes every group that is ready, `groups_per_step` at least and `groups_per_step_most` at most; 0 means
     always `groups_per_step`.
     """
@@ -85,6 +88,7 @@ class PacingSection(_Section, frozen=True, kw_only=True):
     groups_per_step_most: int = 0
     group_size: int = 8
     in_flight: int = 64
+    in_flight_least: int = 0
     attempts: int = 3
     max_lag: int = 1
     staleness: Literal["drop", "wait", "mask"] = "drop"

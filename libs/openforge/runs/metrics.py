@@ -14,6 +14,7 @@ import msgspec
 
 from openforge.protos import (
     BatchTrained,
+    EngineMeasured,
     EpisodeEnded,
     EpisodeFailed,
     EpisodeRequested,
@@ -66,6 +67,9 @@ METRICS: Mapping[str, Metric] = {
     "openforge_weight_debt": Metric("gauge", "Trained minus served versions."),
     "openforge_served_timestamp_seconds": Metric("gauge", "When an engine last said that it serves a version."),
     # Who waits for whom?
+    "openforge_in_flight_allowed": Metric("gauge", "Episodes that may be open, by the run file and the engines."),
+    "openforge_engine_requests": Metric("gauge", "Requests of an engine, as it measured last.", ("engine", "state")),
+    "openforge_engine_kv_use": Metric("gauge", "Share of an engine's memory for keys and values in use.", ("engine",)),
     "openforge_attempts": Metric("gauge", "Attempts by whom they wait for now.", ("stage",)),
     "openforge_oldest_attempt_timestamp_seconds": Metric(
         "gauge", "Since when the oldest of them waits; absent where none does.", ("stage",)
@@ -123,6 +127,7 @@ class RunMetrics:
         self._batch: BatchTrained | None = None
         self._served_at = 0.0
         self._probe_errors: dict[str, float] = {}
+        self._measured: dict[str, EngineMeasured] = {}
 
     def apply(self, fact: Fact, at: float) -> None:
         """Fold one fact, told at Unix time `at`."""
@@ -144,6 +149,8 @@ class RunMetrics:
                 self._lags.update({lag.lag: lag.tokens for lag in fact.lags})
                 if self._batch is None or fact.version > self._batch.version:
                     self._batch = fact
+            case EngineMeasured():
+                self._measured[fact.engine] = fact
             case PolicyServed():
                 self._served_at = max(self._served_at, at)
                 self._probe_errors[fact.engine] = fact.probe_error
@@ -154,6 +161,7 @@ class RunMetrics:
         yield from self._staleness()
         yield from self._queues.samples()
         yield from self._work()
+        yield from self._pressure()
         yield from self._lost()
         yield from self._cost()
 
@@ -199,6 +207,14 @@ class RunMetrics:
         yield Sample("openforge_groups_open", self._progress.groups_open)
         for part, seconds in self._engine_s.items():
             yield Sample("openforge_engine_seconds", seconds, (part,))
+
+    def _pressure(self) -> Iterator[Sample]:
+        if self._progress.config is not None:
+            yield Sample("openforge_in_flight_allowed", self._progress.in_flight_allowed)
+        for engine, measured in self._measured.items():
+            yield Sample("openforge_engine_requests", measured.running, (engine, "running"))
+            yield Sample("openforge_engine_requests", measured.waiting, (engine, "waiting"))
+            yield Sample("openforge_engine_kv_use", measured.kv_use, (engine,))
 
     def _lost(self) -> Iterator[Sample]:
         progress = self._progress

@@ -11,6 +11,7 @@ import msgspec
 from openforge.protos import (
     BatchTrained,
     BranchCause,
+    EngineMeasured,
     EpisodeFailed,
     EpisodeRequested,
     Fact,
@@ -29,6 +30,7 @@ from openforge.protos import (
 from openforge.runs.config import RunConfig
 from openforge.runs.load import config_of
 from openforge.runs.names import eval_version
+from openforge.runs.pressure import Pressure
 from openforge.runs.state import RunState
 
 FOLDED = ("run", "group", "episode", "trajectory", "policy")
@@ -76,6 +78,7 @@ class Progress:
         self.tokens = 0
         self.published: int | None = None
         self.served: int | None = None
+        self.pressure = Pressure()
         self.groups_open = 0
         self.barren_groups = 0
         self.last_movement_at = 0.0
@@ -108,6 +111,11 @@ class Progress:
     def in_flight(self) -> int:
         """Attempts that were asked for and have neither verdict nor failure."""
         return len(self._open)
+
+    @property
+    def in_flight_allowed(self) -> int:
+        """How many episodes may be open now."""
+        return self.pressure.in_flight(self.config.pacing) if self.config else 0
 
     @property
     def lag_max(self) -> int:
@@ -177,6 +185,8 @@ class Progress:
                 if self.served is None or fact.version > self.served:
                     self._move(f"version {fact.version} served", at)
                 self.served = fact.version
+            case EngineMeasured():
+                self.pressure = self.pressure.after(fact)
 
     def _run_changed(self, fact: Fact, at: float) -> None:
         self.state = self.state.after(fact)

@@ -33,6 +33,7 @@ _LEAST: dict[str, tuple[float, str]] = {
     "pacing.groups_per_step_most": (0, "0 means always pacing.groups_per_step"),
     "pacing.group_size": (2, "one reward has nothing to be compared with, so it teaches nothing; 8 is usual"),
     "pacing.in_flight": (1, "write at least pacing.group_size"),
+    "pacing.in_flight_least": (0, "0 means always pacing.in_flight"),
     "pacing.attempts": (1, "1 means no second try"),
     "pacing.max_lag": (0, "0 trains synchronously, 1 overlaps one step"),
     "pacing.refills_per_step": (0, "0 refills none"),
@@ -196,6 +197,16 @@ def _at_odds(config: RunConfig) -> Iterator[str]:
             f"pacing.in_flight = {pacing.in_flight} is less than pacing.group_size = {pacing.group_size}, so no group "
             f"could ever open: write {pacing.group_size} or more"
         )
+    if pacing.in_flight_least > pacing.in_flight:
+        yield (
+            f"pacing.in_flight_least = {pacing.in_flight_least} is more than pacing.in_flight = {pacing.in_flight}, "
+            "the most: write less, or 0 for a bound that does not move"
+        )
+    if 0 < pacing.in_flight_least < pacing.group_size:
+        yield (
+            f"pacing.in_flight_least = {pacing.in_flight_least} is less than pacing.group_size = {pacing.group_size}, "
+            f"so a busy engine would let no group open: write {pacing.group_size} or more"
+        )
     if 0 < pacing.groups_per_step_most < pacing.groups_per_step:
         yield (
             f"pacing.groups_per_step_most = {pacing.groups_per_step_most} is less than pacing.groups_per_step = "
@@ -236,6 +247,11 @@ def _at_odds_in_evaluation(config: RunConfig) -> Iterator[str]:
         yield (
             f"pacing.in_flight = {pacing.in_flight} is less than evaluation.trials = {evaluation.trials}, so no task "
             f"could ever be evaluated: write {evaluation.trials} or more"
+        )
+    if evaluation.heldout_episodes > 0 and 0 < pacing.in_flight_least < evaluation.trials:
+        yield (
+            f"pacing.in_flight_least = {pacing.in_flight_least} is less than evaluation.trials = {evaluation.trials}, "
+            f"so a busy engine would let no task be evaluated: write {evaluation.trials} or more"
         )
     for k in evaluation.k:
         if not 1 <= k <= evaluation.trials:

@@ -23,7 +23,14 @@ from openforge.protos.episode import (
 from openforge.protos.fact import SCHEMA_VERSION, BadKey, BlobRef, Fact, Span, VersionSpan, token
 from openforge.protos.group import GroupClosed, GroupOpened, Member, Purpose, TaskRef
 from openforge.protos.key import KEY_BUCKET, AttemptKey, key_entry
-from openforge.protos.policy import BatchTrained, LagCount, PolicyPublished, PolicyServed, TrajectoryRetired
+from openforge.protos.policy import (
+    BatchTrained,
+    EngineMeasured,
+    LagCount,
+    PolicyPublished,
+    PolicyServed,
+    TrajectoryRetired,
+)
 from openforge.protos.reasons import (
     BranchCause,
     Caller,
@@ -55,6 +62,7 @@ AnyFact = (
     | TrajectoryRetired
     | PolicyPublished
     | PolicyServed
+    | EngineMeasured
 )
 
 __all__ = [
@@ -71,6 +79,7 @@ __all__ = [
     "Dropped",
     "EndReason",
     "EngineIdentity",
+    "EngineMeasured",
     "EpisodeEnded",
     "EpisodeFailed",
     "EpisodeLimits",

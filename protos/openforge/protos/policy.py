@@ -1,7 +1,7 @@
 """The policy's lineage: what was trained on what, published and served.
 
 The learner tells `BatchTrained`, `TrajectoryRetired` and `PolicyPublished` on one stream, in the order
-in which it did them: that stream is its log.
+in which it did them: that stream is its log. Engines say there what they serve and how busy they are.
 """
 
 from typing import ClassVar
@@ -110,3 +110,24 @@ class PolicyServed(Fact, frozen=True, kw_only=True, tag=True):
 
     def key(self) -> tuple[str | int, ...]:
         return (self.version, self.incarnation, self.engine)
+
+
+class EngineMeasured(Fact, frozen=True, kw_only=True, tag=True):
+    """What engine process `engine` had to do in the seconds before Unix time `at_s`, in the mean of several looks.
+
+    `running` requests were computed and `waiting` ones were not yet; the running ones held `kv_use` of the memory for
+    keys and values.
+    """
+
+    kind: ClassVar[str] = "policy"
+    name: ClassVar[str] = "measured"
+    key_length: ClassVar[int] = 2
+
+    engine: str
+    at_s: int
+    running: float
+    waiting: float
+    kv_use: float
+
+    def key(self) -> tuple[str | int, ...]:
+        return (self.engine, self.at_s)

@@ -49,6 +49,9 @@ PANELS: dict[str, tuple[Panel, ...]] = {
         Panel("Engine time of each turn",
               {'rate(openforge_engine_seconds_total{run=~"$run"}[5m])'
                ' / ignoring (part) group_left rate(openforge_turns_total{run=~"$run"}[5m])': "{{part}}"}, "s"),
+        Panel("Episodes allowed", {'openforge_in_flight_allowed{run=~"$run"}': "{{run}}"}),
+        Panel("Engine requests", {'openforge_engine_requests{run=~"$run"}': "{{engine}} {{state}}"}),
+        Panel("Engine memory in use", {'openforge_engine_kv_use{run=~"$run"}': "{{engine}}"}, "percentunit"),
         Panel("Learner busy", {'rate(openforge_step_seconds_total{run=~"$run"}[5m])': "{{run}}"}, "percentunit"),
         Panel("Sampled tokens", {'rate(openforge_sampled_tokens_total{run=~"$run"}[5m])': "{{run}}"}, "ops"),
     ),

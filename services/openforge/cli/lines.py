@@ -5,6 +5,7 @@ from datetime import datetime
 from openforge.bus import Told
 from openforge.protos import (
     BatchTrained,
+    EngineMeasured,
     EpisodeEnded,
     EpisodeFailed,
     EpisodeRequested,
@@ -85,6 +86,11 @@ def _policy(fact: Fact) -> str:
             return f"{fact.episode}: {fact.reason} at version {fact.version}{_because(fact.detail)}"
         case PolicyPublished():
             return f"v{fact.version}.{fact.incarnation}: {fact.bytes / 1e6:.1f} MB at {fact.location}"
+        case EngineMeasured():
+            return (
+                f"{fact.engine}: {fact.running:.1f} requests run, {fact.waiting:.1f} wait, "
+                f"{fact.kv_use:.0%} of the memory for keys and values in use"
+            )
         case PolicyServed():
             return f"v{fact.version}.{fact.incarnation}: by {fact.engine}, probe error {fact.probe_error:.1e}"
         case _:

@@ -31,6 +31,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     published: int | None
     served: int | None
     in_flight: int
+    in_flight_allowed: int
     groups_open: int
     episodes: int
     verified: int
@@ -86,6 +87,7 @@ def _standing(run: str, progress: Progress, letters: list[DeadLetter]) -> Standi
         published=progress.published,
         served=progress.served,
         in_flight=progress.in_flight,
+        in_flight_allowed=progress.in_flight_allowed,
         groups_open=progress.groups_open,
         episodes=progress.episodes_requested,
         verified=progress.episodes_verified,
@@ -112,7 +114,8 @@ def lines(standing: Standing) -> Iterator[str]:
         f"{standing.published} published, {standing.served} served"
     )
     yield (
-        f"  {standing.in_flight} attempts in flight in {standing.groups_open} open groups, "
+        f"  {standing.in_flight} attempts in flight of at most {standing.in_flight_allowed} "
+        f"in {standing.groups_open} open groups, "
         f"{standing.verified} of {standing.episodes} episodes verified, "
         f"largest lag {standing.lag_max} of {standing.max_lag}"
     )

@@ -267,7 +267,7 @@ def metrics_text(engine: EmbeddedEngine) -> str:
     numbers = {
         "gauge vllm:num_requests_running": batch.running if batch else 0,
         "gauge vllm:num_requests_waiting": batch.waiting if batch else 0,
-        "gauge vllm:kv_cache_usage_perc": batch.cache_usage if batch else 0.0,
+        "gauge vllm:kv_cache_usage_perc": batch.kv_use if batch else 0.0,
         "counter vllm:num_preemptions_total": counters.preemptions if counters else 0,
         "counter vllm:prefix_cache_queries_total": counters.prefix_queries if counters else 0,
         "counter vllm:prefix_cache_hits_total": counters.prefix_hits if counters else 0,

@@ -138,8 +138,16 @@ class Batch:
         return len(self._waiting)
 
     @property
-    def cache_usage(self) -> float:
-        return self._tree.tokens_held / max(self.limits.cache_tokens, 1)
+    def kv_use(self) -> float:
+        """What running requests hold, over what the prefixes may: above 1, histories that agents come back to are
+        forgotten. What several share counts once. For other threads: lists are copied, a number may be a step old."""
+        requests = [*self._running, *(prompt.request for prompt in list(self._prompts))]
+        shared = {request.shared_key for request in requests if request.shared is not None}
+        own = (
+            len(request.prompt) + len(request.sampled) - (request.shared_key[1] if request.shared is not None else 0)
+            for request in requests
+        )
+        return (sum(own) + sum(length for _, length in shared)) / max(self.limits.cache_tokens, 1)
 
     def add(self, request: Request) -> None:
         self._waiting.append(request)

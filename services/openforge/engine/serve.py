@@ -11,6 +11,7 @@ from pathlib import Path
 
 from openforge.bus import CAUGHT_UP, AlreadyTold, Bus, Cursors, tracing
 from openforge.engine.backend import Backend, Outcome
+from openforge.engine.measuring import Meter
 from openforge.engine.policy import Newest
 from openforge.engine.settings import Settings
 from openforge.engine.waves import Fleet
@@ -47,6 +48,7 @@ class Engine:
         self._bus = bus
         self._newest = Newest()
         self._fleet = Fleet(self.name, settings.engine_waves)
+        self._meter = Meter(bus, settings, self.name)
         self._changed = asyncio.Event()
         self._fleet_changed = asyncio.Event()
 
@@ -61,6 +63,8 @@ class Engine:
                 group.create_task(self._follow())
                 group.create_task(self._keep_newest_served(backend))
                 group.create_task(_wait(backend.died))
+                if config.pacing.in_flight_least:
+                    group.create_task(self._meter.run())
         finally:
             await backend.stop()
 
@@ -104,7 +108,8 @@ class Engine:
     async def _apply_now(self, backend: Backend, published: PolicyPublished) -> None:
         said = log.bind(version=published.version, incarnation=published.incarnation)
         try:
-            outcome = await backend.apply(Path(published.location), published.digest, published.version)
+            with self._meter.looking_away():
+                outcome = await backend.apply(Path(published.location), published.digest, published.version)
         except BadWeights as error:
             self._newest.refuses(published)
             said.error("weights refused", why=str(error), still_serving=self._newest.served is not None)

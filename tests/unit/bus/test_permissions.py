@@ -160,7 +160,7 @@ async def test_a_consumer_reads_everything_and_moves_its_own_cursor_only(world: 
         trajectories = [told.fact async for told in client.trajectories(name="mine", until_now=True)]
         assert [type(fact) for fact in trajectories] == [TrajectoryVerified]
         assert [told async for told in client.trajectories(name="mine", until_now=True)] == []
-        assert len([told async for told in client.policy(until_now=True)]) == 4
+        assert len([told async for told in client.policy(until_now=True)]) == 5
         reading = client.trajectories(name="yours")
         await anext(reading)
         with pytest.raises(Denied):

@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 
+from openforge.cli.bench._pressure import pressure
 from openforge.cli.bench._rules import RULES, Areal, Size, config_of, tallied
 from openforge.cli.bench._world import Nature, World, log_normal
 from openforge.cli.bench.schedule import Recorded, Row, calibrated, limit, main, row_of, stress
@@ -94,6 +95,16 @@ def test_no_rule_of_whole_groups_passes_the_limit() -> None:
     for max_lag in (0, 2):
         most = limit(log_normal(3), SIZE, max_lag).whole_group_limit
         assert row("wait", max_lag).throughput_vs_bound <= most < 1
+
+
+def test_a_bound_that_follows_the_engine_comes_near_the_best_fixed_one_that_nobody_knows_before() -> None:
+    found = pressure(seed=1)
+    assert found["violations"] == 0
+    adaptive = next(row for row in found["rows"] if row.in_flight_least)
+    fixed = {row.in_flight: row.throughput_vs_best for row in found["rows"] if not row.in_flight_least}
+    assert fixed[64] == 1.0
+    assert max(fixed[32], fixed[128]) < 0.6
+    assert adaptive.throughput_vs_best > 0.8
 
 
 def test_a_run_is_predicted_from_its_own_durations() -> None:

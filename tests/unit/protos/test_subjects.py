@@ -25,6 +25,7 @@ SUBJECTS = {
     "TrajectoryRetired": "of.demo.policy.retired.g000012-5",
     "PolicyPublished": "of.demo.policy.published.4.0",
     "PolicyServed": "of.demo.policy.served.4.0.engine-0",
+    "EngineMeasured": "of.demo.policy.measured.engine-0.1750000000",
 }
 
 

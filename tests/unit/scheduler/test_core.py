@@ -11,6 +11,7 @@ from pretend_run import PretendRun, Weather
 from openforge.protos import (
     BatchTrained,
     EndReason,
+    EngineMeasured,
     EpisodeFailed,
     EpisodeRequested,
     Fact,
@@ -112,6 +113,24 @@ def test_nothing_opens_before_a_version_is_served() -> None:
     assert desk.decide() == []
     desk.serve(0)
     assert groups(desk.decide()) == ["g000000", "g000001", "g000002", "g000003"]
+
+
+def test_a_pressed_engine_lets_fewer_slots_open_and_the_bound_survives_a_restart() -> None:
+    desk = Desk(config(run__steps=90, pacing__groups_per_step=20, pacing__in_flight_least=4))
+    desk.serve(0)
+    assert len(groups(desk.decide())) == 2
+    assert desk.core.slots_allowed() == desk.core.slots_open() == 4
+    for at_s in range(0, 75, 5):
+        desk.tell(EngineMeasured(run="r", engine="one", at_s=at_s, running=4.0, waiting=0.0, kv_use=0.1))
+    assert desk.core.slots_allowed() == 64
+    assert len(groups(desk.decide())) == 30
+    desk.tell(EngineMeasured(run="r", engine="one", at_s=100, running=32.0, waiting=32.0, kv_use=1.0))
+    assert desk.core.slots_allowed() == 4 + int(0.7 * 60)
+    for member in (0, 1):
+        desk.verify(f"g000000-{member}")
+    assert groups(desk.decide()) == []
+    again = Core("r", Known.decode(desk.core.known.encode()))
+    assert again.slots_allowed() == desk.core.slots_allowed()
 
 
 def test_where_batches_may_grow_as_many_more_groups_open() -> None:
@@ -356,6 +375,7 @@ runs = st.builds(
     pacing__groups_per_step=st.integers(1, 4),
     pacing__group_size=st.integers(2, 4),
     pacing__in_flight=st.integers(4, 40),
+    pacing__in_flight_least=st.sampled_from([0, 4]),
     pacing__max_lag=st.integers(0, 4),
     pacing__attempts=st.integers(1, 3),
     pacing__staleness=st.sampled_from(["drop", "wait", "mask"]),

@@ -8,6 +8,7 @@ same log-normal durations (median 1 s, p99/p50 = 10) for the same groups; a batc
 trained episode over tokens of a finished one, in the mean; below 1, long work is missing. `lag_max` is what was seen.
 `whole_group_limit`: no rule that trains every group whole, within max_lag, in batches of one size can pass it.
 `--stress N` runs N episodes in random configurations with restarts and failures, and counts broken promises.
+`--pressure` compares fixed bounds of open episodes with one that the engine's pressure moves (`_pressure.py`).
 `--from-run RUN` draws durations and step times from a finished run and predicts the time that it took.
 """
 
@@ -24,6 +25,7 @@ from typing import Any
 import msgspec
 
 from openforge.bus import CAUGHT_UP, Bus
+from openforge.cli.bench._pressure import pressure
 from openforge.cli.bench._rules import RULES, Rule, Size, tallied
 from openforge.cli.bench._world import Durations, Nature, Tally, World, as_it_was, log_normal, shuffled
 from openforge.cli.reach import bus_of
@@ -243,6 +245,8 @@ async def _calibrate(run: str) -> dict[str, Any]:
 def report(options: argparse.Namespace) -> dict[str, Any]:
     if options.from_run:
         return {"calibration": asyncio.run(_calibrate(options.from_run))}
+    if options.pressure:
+        return {"pressure": pressure(options.seed)}
     if options.stress:
         return {"stress": stress(options.stress, options.seed)}
     sizes = [Size(slots=slots, steps=options.steps) for slots in options.slots]
@@ -277,6 +281,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=40, help="batches of a run (default 40)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--stress", type=int, default=0, metavar="EPISODES", help="count broken promises instead")
+    parser.add_argument("--pressure", action="store_true", help="compare bounds of open episodes instead")
     parser.add_argument("--from-run", default="", metavar="RUN", help="predict the time of a run that ended instead")
     options = parser.parse_args(arguments)
     result = report(options)
