@@ -146,6 +146,7 @@ async def started_process(proxy: ProxyAtWork, tmp_path: Path) -> asyncio.subproc
         "OPENFORGE_NATS_URL": proxy.bus.settings.url,
         "OPENFORGE_ENGINE_URL": proxy.settings.engine_url,
         "OPENFORGE_PROXY_URL": proxy.settings.proxy_url,
+        "OPENFORGE_SOCKETS": proxy.settings.sockets,
         "OPENFORGE_PROXY_REPLICAS": str(proxy.settings.proxy_replicas),
         "OPENFORGE_HEALTH_FILE": str(tmp_path / "health.json"),
         "OPENFORGE_DIE_WITH_PARENT": "1",

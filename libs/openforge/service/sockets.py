@@ -22,11 +22,16 @@ def host_and_port(url: str, setting: str) -> tuple[str, int]:
     return host, port
 
 
-def bound(host: str, port: int, setting: str, value: object) -> socket.socket:
-    """A TCP socket at this address; raises `BadSettings` in the name of `setting` if it cannot be had."""
+def bound(host: str, port: int, setting: str, value: object, *, shared: bool = False) -> socket.socket:
+    """A TCP socket at this address; raises `BadSettings` in the name of `setting` if it cannot be had.
+
+    With `shared` other processes of the same user that ask for it too may have the address as well.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     tcp = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # named, or asyncio leaves Nagle's delay on
     tcp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if shared:
+        tcp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
         tcp.bind((host, port))
     except OSError as error:

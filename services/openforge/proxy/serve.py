@@ -2,11 +2,9 @@
 
 import asyncio
 import os
-import socket
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -22,15 +20,13 @@ from openforge.proxy.bounds import Bounded
 from openforge.proxy.context import Context
 from openforge.proxy.desk import Desk, Desks
 from openforge.proxy.keys import Keys
+from openforge.proxy.listening import BACKLOG, listen, shared, socket_path, take_over
 from openforge.proxy.policy import Policy
 from openforge.proxy.settings import Settings
 from openforge.proxy.upstream import Engine
 from openforge.runs import RunConfig, submitted_config
 from openforge.service import health, log
-from openforge.service.sockets import bound, host_and_port
 
-_ANY_SANDBOX = 0o666
-_BACKLOG = 1024
 _ACK_WAIT_S = 10.0
 """How long an end waits for its seal when the proxy died over it."""
 _THREADS = min(4, os.cpu_count() or 1)
@@ -46,10 +42,10 @@ async def serve(settings: Settings, bus: Bus, stop: asyncio.Event) -> None:
     renderer = _renderer(config)
     sockets = listen(settings)
     fatal: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    path = socket_path(settings)
     with closing(Engine(settings.engine_url, settings.engine_silence_s)) as engine:
         context = Context(settings, config, renderer, engine, Policy(), bus, fatal)
-        shared = settings.proxy_replicas > 1
-        desks = Desks(lambda episode, attempt: Desk(context, episode, attempt), shared=shared)
+        desks = Desks(lambda episode, attempt: Desk(context, episode, attempt), shared=shared(settings))
         app = make_app(context, Keys(await bus.bucket(KEY_BUCKET), settings.run), desks)
         app = Bounded(app, at_once=settings.proxy_at_once, client_s=settings.proxy_client_s)
         server = _Server(_http(app, settings))
@@ -58,10 +54,11 @@ async def serve(settings: Settings, bus: Bus, stop: asyncio.Event) -> None:
             asyncio.create_task(context.policy.follow(bus, settings.run)),
             asyncio.create_task(_seal(bus, settings.run, desks)),
         ]
-        if shared:
+        if shared(settings):
             background.append(asyncio.create_task(_follow_ends(bus, settings.run, desks)))
+            background += [asyncio.create_task(take_over(path))] if path else []
         health.ready(waiting_for="")
-        log.info("listening", url=settings.proxy_url, socket=str(socket_path(settings) or ""))
+        log.info("listening", url=settings.proxy_url, socket=str(path or ""))
         stopping = asyncio.create_task(stop.wait())
         watched: set[asyncio.Future[Any]] = {stopping, serving, fatal, *background}
         await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
@@ -118,33 +115,6 @@ def _renderer(config: RunConfig) -> Renderer:
         raise BadSettings(str(error)) from error
 
 
-def listen(settings: Settings) -> list[socket.socket]:
-    """The TCP socket, and the UNIX socket that every sandbox user may connect to."""
-    setting = "OPENFORGE_PROXY_URL"
-    tcp = bound(*host_and_port(settings.proxy_url, setting), setting, settings.proxy_url)
-    path = socket_path(settings)
-    sockets = [tcp] if path is None else [tcp, _unix_socket(path)]
-    for each in sockets:
-        each.listen(_BACKLOG)
-    return sockets
-
-
-def socket_path(settings: Settings) -> Path | None:
-    return Path(settings.sockets) / "proxy.sock" if settings.sockets else None
-
-
-def _unix_socket(path: Path) -> socket.socket:
-    """In place at once, also where a dead proxy left its own."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.unlink(missing_ok=True)
-    unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    unix.bind(str(draft))
-    draft.chmod(_ANY_SANDBOX)
-    draft.replace(path)
-    return unix
-
-
 def _http(app: ASGIApp, settings: Settings) -> uvicorn.Config:
     return uvicorn.Config(
         app,
@@ -156,7 +126,7 @@ def _http(app: ASGIApp, settings: Settings) -> uvicorn.Config:
         timeout_keep_alive=_KEEP_ALIVE_S,
         server_header=False,
         timeout_graceful_shutdown=int(settings.proxy_drain_s) + 5,
-        backlog=_BACKLOG,
+        backlog=BACKLOG,
     )
 
 

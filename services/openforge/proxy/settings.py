@@ -11,7 +11,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     `proxy_grace_s`: how long a call goes on when its harness has gone, so that a repeat finds it.
     `proxy_keep_alive_s`: after how long a silence a stream gets a comment, so that nobody takes it for dead.
     `proxy_drain_s`: how long open calls may go on after SIGTERM. `proxy_body_mb`: the largest request.
-    `proxy_replicas`: how many proxies work for the run; where it is more than one, each call costs one look at the bus.
+    `proxy_replicas`: how many proxies work for the run; where it is more than one, each call costs one look at the bus,
+    and they may share `proxy_url` and `sockets`.
     `proxy_client_s`: how long a client may take to send or to take a piece. `proxy_at_once`: how many requests of one
     attempt are served at once; more wait, unread.
     """

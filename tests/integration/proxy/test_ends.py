@@ -23,7 +23,7 @@ from openforge.protos import (
     key_entry,
     unpack_ids,
 )
-from openforge.proxy.serve import listen
+from openforge.proxy.listening import listen
 from openforge.tokens import merge, rebuild
 
 USER = {"role": "user", "content": "hi"}

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from openforge.proxy.serve import listen
+from openforge.proxy.listening import listen
 from openforge.proxy.settings import Settings as ProxySettings
 from openforge.sandbox_manager.api.serve import listening_for
 from openforge.sandbox_manager.api.settings import ApiSettings
@@ -22,6 +22,16 @@ def taken() -> Iterator[int]:
 def test_a_taken_port_is_named_with_its_setting(taken: int) -> None:
     with pytest.raises(BadSettings, match=rf"OPENFORGE_TEST = {taken} .*Address already in use.*use a free port"):
         bound("127.0.0.1", taken, "OPENFORGE_TEST", taken)
+
+
+def test_an_address_can_be_shared_only_by_those_who_ask_for_it() -> None:
+    with bound("127.0.0.1", 0, "OPENFORGE_TEST", 0, shared=True) as one:
+        port = one.getsockname()[1]
+        with bound("127.0.0.1", port, "OPENFORGE_TEST", port, shared=True) as other:
+            assert other.getsockname()[1] == port
+        one.listen()
+        with pytest.raises(BadSettings, match="use a free port"):
+            bound("127.0.0.1", port, "OPENFORGE_TEST", port)
 
 
 def test_the_proxy_refuses_a_taken_port(taken: int) -> None:
