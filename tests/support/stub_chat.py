@@ -16,7 +16,14 @@ class StubChat:
         self.requests: list[dict[str, Any]] = []
         self.keys: list[str] = []
         self.base_url = ""
+        self.models: list[str] = []
         self._answer = answer
+
+    def listing(self) -> tuple[int, dict[str, Any]]:
+        """What `GET /models` answers: nothing is there without `models`."""
+        if not self.models:
+            return 404, {"error": {"message": "there is no such route"}}
+        return 200, {"data": [{"id": model} for model in self.models]}
 
     def respond(self, key: str, request: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         self.keys.append(key)
@@ -43,7 +50,12 @@ def stub_chat(answer: Callable[[dict[str, Any]], Reply]) -> Iterator[StubChat]:
 
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
-            status, answer = chat.respond(self.headers.get("Authorization", ""), json.loads(body))
+            self._say(*chat.respond(self.headers.get("Authorization", ""), json.loads(body)))
+
+        def do_GET(self) -> None:
+            self._say(*chat.listing())
+
+        def _say(self, status: int, answer: dict[str, Any]) -> None:
             data = json.dumps(answer).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/json")

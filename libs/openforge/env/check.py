@@ -10,18 +10,21 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
 
+from openforge.endpoint import Address, BadEndpoint, Endpoint
 from openforge.env.contract import EnvironmentModule, TaskInstance, TaskTemplate
 from openforge.env.digest import digest_of
+from openforge.env.judge import EndpointJudge, Judge, JudgeFailed
 from openforge.env.registry import BadEnvironment, NoSuchEnvironment, NoSuchTask, load_environment, select
 from openforge.env.task_file import BadTask
 from openforge.env.variables import Split
 from openforge.env.verdict import Broke, Scored
-from openforge.env.verify import Checker, passed
+from openforge.env.verify import Checker, Work, passed
 from openforge.sandbox.contract import SandboxDriver
 
 SPLITS: tuple[Split, ...] = ("train", "heldout")
@@ -56,7 +59,9 @@ class TaskReport(msgspec.Struct, frozen=True, kw_only=True):
         return not self.problems
 
 
-async def check_task(driver: SandboxDriver, template: TaskTemplate, seeds: Sequence[int]) -> TaskReport:
+async def check_task(
+    driver: SandboxDriver, template: TaskTemplate, seeds: Sequence[int], judge: Judge | None = None
+) -> TaskReport:
     """The reference passes, no work and no trick does, verdicts repeat, draws are deterministic, held-out differs."""
     if is_fixed(template):
         seeds = seeds[:1]
@@ -66,7 +71,7 @@ async def check_task(driver: SandboxDriver, template: TaskTemplate, seeds: Seque
         checker = Checker(driver, Path(scratch))
         for split in SPLITS:
             for seed in seeds:
-                found, spent_s = await _check_instance(checker, template.draw(seed, split))
+                found, spent_s = await _check_instance(checker, template.draw(seed, split), judge)
                 problems += [f"{split} seed {seed}: {problem}" for problem in found]
                 walls_s += spent_s
     return TaskReport(
@@ -78,14 +83,20 @@ async def check_task(driver: SandboxDriver, template: TaskTemplate, seeds: Seque
 
 
 async def check_environment(
-    driver: SandboxDriver, module: EnvironmentModule, tasks: Sequence[str], seeds: Sequence[int], at_once: int = 2
+    driver: SandboxDriver,
+    module: EnvironmentModule,
+    tasks: Sequence[str],
+    seeds: Sequence[int],
+    *,
+    judge: Judge | None = None,
+    at_once: int = 2,
 ) -> list[TaskReport]:
     """One report for each of the tasks (all of them where `tasks` is empty), in their order."""
     slots = asyncio.Semaphore(at_once)
 
     async def one(template: TaskTemplate) -> TaskReport:
         async with slots:
-            return await check_task(driver, template, seeds)
+            return await check_task(driver, template, seeds, judge)
 
     return list(await asyncio.gather(*(one(template) for template in select(module, tasks))))
 
@@ -110,12 +121,32 @@ def digests(module: EnvironmentModule, tasks: Sequence[str], seeds: Sequence[int
     ]
 
 
-async def _check_instance(checker: Checker, instance: TaskInstance) -> tuple[list[str], list[float]]:
+async def _check_instance(
+    checker: Checker, instance: TaskInstance, judge: Judge | None
+) -> tuple[list[str], list[float]]:
     """Problems, and the wall clock of each verification."""
     if not instance.verify:
         return ["it has no checks, so only the environment itself can say what the reward is"], []
+    try:
+        return await _check_with(_Judged(checker, judge), instance)
+    except JudgeFailed as error:
+        return [f"nothing can be said of it: {error}"], []
+
+
+class _Judged:
+    """A checker whose checks may ask `judge`."""
+
+    def __init__(self, checker: Checker, judge: Judge | None) -> None:
+        self.work = checker.work
+        self._checker = checker
+        self._judge = judge
+
+    async def score(self, instance: TaskInstance, work: Work, *, name: str) -> Scored | Broke:
+        return await self._checker.score(instance, work, name=name, judge=self._judge)
+
+
+async def _check_with(checker: _Judged, instance: TaskInstance) -> tuple[list[str], list[float]]:
     name = f"check-{instance.task}-{instance.split}-{instance.seed}"[:100]
-    began = time.monotonic()
     work = await checker.work(instance, instance.reference, name=f"{name}-ref")
     if isinstance(work, Broke):
         return [f"the reference fails: {work.why}"], []
@@ -143,7 +174,7 @@ def _problems_of_repeating(first: Scored | Broke, second: Scored | Broke) -> Ite
         yield f"the same work is judged differently: {_told(first)}, then {_told(second)}"
 
 
-async def _problems_of_idleness(checker: Checker, instance: TaskInstance, name: str) -> list[str]:
+async def _problems_of_idleness(checker: _Judged, instance: TaskInstance, name: str) -> list[str]:
     nothing = await checker.work(instance, "true", name=f"{name}-idle")
     outcome = nothing if isinstance(nothing, Broke) else await checker.score(instance, nothing, name=f"{name}-3")
     if isinstance(outcome, Broke):
@@ -153,7 +184,7 @@ async def _problems_of_idleness(checker: Checker, instance: TaskInstance, name: 
     return []
 
 
-async def _problems_of_tricks(checker: Checker, instance: TaskInstance, name: str) -> list[str]:
+async def _problems_of_tricks(checker: _Judged, instance: TaskInstance, name: str) -> list[str]:
     """What an agent may try that does not do the task: verdicts written beforehand, programs that shadow others."""
     tried = await checker.work(instance, TRICKS, name=f"{name}-tricks")
     outcome = tried if isinstance(tried, Broke) else await checker.score(instance, tried, name=f"{name}-4")
@@ -205,28 +236,41 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.digests:
             print("\n".join(digests(module, tasks, seeds)))
             return 0
-        return asyncio.run(_report(options.environment, module, tasks, seeds, options.json))
-    except (NoSuchEnvironment, BadEnvironment, NoSuchTask, BadTask) as error:
+        return asyncio.run(_report(options, module, tasks, seeds))
+    except (NoSuchEnvironment, BadEnvironment, NoSuchTask, BadTask, BadEndpoint) as error:
         print(error, file=sys.stderr)
         return 2
 
 
 async def _report(
-    name: str, module: EnvironmentModule, tasks: Sequence[str], seeds: Sequence[int], as_json: bool
+    options: argparse.Namespace, module: EnvironmentModule, tasks: Sequence[str], seeds: Sequence[int]
 ) -> int:
     from openforge.sandbox.process import ProcessDriver
 
+    name: str = options.environment
     with tempfile.TemporaryDirectory(prefix="openforge-check-") as state:
         driver = ProcessDriver(Path(state), proxy_socket=None, owner="check", allow_reduced=True)
         try:
-            reports = await check_environment(driver, module, tasks, seeds)
+            async with _judge(options) as judge:
+                reports = await check_environment(driver, module, tasks, seeds, judge=judge)
         finally:
             await driver.close()
     elsewhere = await asyncio.to_thread(digests_in_another_process, name, tasks, seeds)
     differing = [here for here, there in zip(digests(module, tasks, seeds), elsewhere, strict=True) if here != there]
     problems = [f"{one.split('=')[0]} is drawn differently in another process" for one in differing]
-    _show(reports, problems, as_json)
+    _show(reports, problems, options.json)
     return 0 if all(report.ok for report in reports) and not problems else 1
+
+
+@asynccontextmanager
+async def _judge(options: argparse.Namespace) -> AsyncIterator[Judge | None]:
+    if not options.judge_url:
+        yield None
+        return
+    address = Address(section="judge", url=options.judge_url, model=options.judge_model, key_env=options.judge_key_env)
+    async with Endpoint(address) as endpoint:
+        await endpoint.check()
+        yield EndpointJudge(endpoint, max_tokens=1024)
 
 
 def _show(reports: Sequence[TaskReport], problems: Sequence[str], as_json: bool) -> None:
@@ -248,6 +292,9 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--tasks", default="", help="ids, separated by commas; all tasks where it is left out")
     parser.add_argument("--seeds", type=int, default=3, help="how many instances of each split (3)")
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
+    parser.add_argument("--judge-url", default="", help="the endpoint that checks may ask")
+    parser.add_argument("--judge-model", default="", help="its model")
+    parser.add_argument("--judge-key-env", default="", help="the environment variable that holds its key")
     parser.add_argument("--digests", action="store_true", help="print the digests of the instances, check nothing")
     return parser.parse_args(argv)
 

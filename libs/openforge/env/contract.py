@@ -110,7 +110,9 @@ class TaskInstance(msgspec.Struct, frozen=True, kw_only=True):
     runs `verify` there and reads one JSON object `{"reward": number, ...}` from the last line of its
     standard output. No `verify` means that only the environment itself can say what the reward is.
     `limits` are those of the boxes that checks and reference run in. `services` run in the agent's box and are
-    healthy before the agent starts; `service_files` lie at `/tmp/services` there.
+    healthy before the agent starts; `service_files` lie at `/tmp/services` there. `collect` is run in the agent's box
+    when the agent has ended and its services have not: what it writes below `/workspace` is part of the work. With
+    `transcript` the checks find the recorded conversation at `/tests/transcript.json`.
     """
 
     task: str
@@ -129,6 +131,8 @@ class TaskInstance(msgspec.Struct, frozen=True, kw_only=True):
     limits: SandboxLimits = SandboxLimits()
     services: tuple[Service, ...] = ()
     service_files: Mapping[str, "TaskFile"] = {}
+    collect: tuple[str, ...] = ()
+    transcript: bool = False
 
 
 SERVICES_FOLDER = "/tmp/services"

@@ -17,6 +17,9 @@ def digest_of(instance: TaskInstance) -> str:
     seen["service_files"] = _sorted(instance.service_files)
     if not instance.services and not instance.service_files:  # a task without them is what it was before there were any
         del seen["services"], seen["service_files"]
+    for later in ("collect", "transcript"):
+        if not seen[later]:
+            del seen[later]
     return sha256(msgspec.msgpack.encode(seen, order="sorted")).hexdigest()
 
 

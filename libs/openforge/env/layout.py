@@ -27,7 +27,7 @@ import msgspec
 from openforge.env.contract import TaskFile, TaskInstance, generator
 from openforge.env.digest import with_digest
 from openforge.env.placeholders import UnknownVariable, Variables, fill, fill_bytes
-from openforge.env.task_file import BadTask, TaskSpec, VerifierSection, read_task_file, read_words
+from openforge.env.task_file import BadTask, TaskSpec, read_task_file, read_words
 from openforge.env.variables import BadVariables, Split, WordList, draw_variables
 from openforge.sandbox.contract import SandboxLimits
 from openforge.sandbox.services import Service
@@ -57,7 +57,7 @@ class FolderTask:
             workspace=self._files("environment", variables),
             tests=self._files("tests", variables),
             reference=self._reference(variables),
-            verify=self._command(verifier, variables) if verifier else (),
+            verify=self._words("verifier.command", verifier.command, variables) if verifier else (),
             verify_timeout_s=verifier.timeout_s if verifier else 0.0,
             artifacts=verifier.artifacts if verifier else (),
             tags=spec.tags,
@@ -65,6 +65,8 @@ class FolderTask:
             limits=msgspec.convert(msgspec.structs.asdict(spec.limits), SandboxLimits),
             services=tuple(self._service(service, variables) for service in spec.services),
             service_files=self._files("services", variables) if spec.services else {},
+            collect=self._words("verifier.collect", verifier.collect, variables) if verifier else (),
+            transcript=verifier.transcript if verifier else False,
         )
         return with_digest(instance)
 
@@ -124,14 +126,14 @@ class FolderTask:
         except UnicodeDecodeError as error:
             raise BadTask(f"{self.folder / name} is not UTF-8 text: write a shell script") from error
 
-    def _command(self, verifier: VerifierSection, variables: Variables) -> tuple[str, ...]:
-        return tuple(self._fill("task.yaml", "verifier.command", part, variables) for part in verifier.command)
+    def _words(self, field: str, words: tuple[str, ...], variables: Variables) -> tuple[str, ...]:
+        return tuple(self._fill("task.yaml", field, part, variables) for part in words)
 
     def _service(self, service: Service, variables: Variables) -> Service:
         where = f"services.{service.name}"
         return msgspec.structs.replace(
             service,
-            command=tuple(self._fill("task.yaml", f"{where}.command", part, variables) for part in service.command),
+            command=self._words(f"{where}.command", service.command, variables),
             env={
                 name: self._fill("task.yaml", f"{where}.env.{name}", value, variables)
                 for name, value in service.env.items()

@@ -39,11 +39,17 @@ class LimitsSection(_Section, frozen=True, kw_only=True):
 
 
 class VerifierSection(_Section, frozen=True, kw_only=True):
-    """`command` runs in a second box that holds `artifacts` of the agent's box and `tests/` at /tests."""
+    """`command` runs in a second box that holds `artifacts` of the agent's box and `tests/` at /tests.
+
+    With `transcript` the recorded conversation lies at /tests/transcript.json. `collect` runs in the agent's box when
+    the agent has ended, while its services are still up.
+    """
 
     command: tuple[str, ...]
     timeout_s: float = 20.0
     artifacts: tuple[str, ...] = ("/workspace",)
+    transcript: bool = False
+    collect: tuple[str, ...] = ()
 
 
 class TaskSpec(_Section, frozen=True, kw_only=True):
@@ -64,7 +70,7 @@ class TaskSpec(_Section, frozen=True, kw_only=True):
 
 def read_task_file(file: Path, shared_words: Mapping[str, WordList]) -> TaskSpec:
     """`task.yaml` with the shared word lists merged into its own; raises `BadTask`."""
-    read = _read_yaml(file)
+    read = read_yaml(file)
     if isinstance(read, Mapping):
         _convert_each(file, "words", read.get("words"), WordList)
         _convert_each(file, "variables", read.get("variables"), Variable)
@@ -78,7 +84,7 @@ def read_words(file: Path) -> dict[str, WordList]:
     """The shared word lists, none where there is no such file; raises `BadTask`."""
     if not file.is_file():
         return {}
-    read = _read_yaml(file)
+    read = read_yaml(file)
     _convert_each(file, "", read, WordList)
     words = _convert(file, read, dict[str, WordList])
     try:
@@ -133,7 +139,8 @@ def _wrong_verifier(verifier: VerifierSection) -> list[str]:
     return wrong
 
 
-def _read_yaml(file: Path) -> object:
+def read_yaml(file: Path) -> object:
+    """Raises `BadTask`."""
     try:
         return yaml.load(file.read_bytes(), Loader=_Loader)
     except yaml.YAMLError as error:

@@ -1,15 +1,17 @@
 """What the checks of a task said: one JSON object on the last line of their standard output.
 
 Promises: only a finite number is a reward; whatever else the checks print, or however they end, is
-`Broke` with a sentence and never a number.
+`Broke` with a sentence and never a number, or a question to a judge.
 """
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
 from openforge.env.contract import RewardRule
+from openforge.env.judge import JudgeFailed
 from openforge.sandbox.contract import ExecResult
 
 _MOST_METRICS = 64
@@ -31,14 +33,24 @@ class Broke(msgspec.Struct, frozen=True, kw_only=True):
     wall_s: float = 0.0
 
 
-def read_verdict(result: ExecResult, rule: RewardRule) -> Scored | Broke:
-    """What the checks' end and output mean."""
+class Asks(msgspec.Struct, frozen=True, kw_only=True):
+    """The checks want a judge's answers first: a list of messages for each question."""
+
+    questions: dict[str, list[dict[str, Any]]]
+
+
+def read_verdict(result: ExecResult, rule: RewardRule) -> Scored | Broke | Asks:
+    """What the checks' end and output mean; raises `JudgeFailed` where they say that a judge did."""
     why = _how_it_failed(result)
     if why:
         return Broke(why=f"{why}{_said(result.stderr)}", wall_s=result.wall_s)
     printed = _last_object(result.stdout)
     if isinstance(printed, str):
         return Broke(why=f"{printed}{_said(result.stderr)}", wall_s=result.wall_s)
+    if "judge_failed" in printed:
+        raise JudgeFailed(_short(printed["judge_failed"]))
+    if "ask" in printed:
+        return _asks(printed["ask"], result.wall_s)
     score = number(printed.get("reward"))
     if score is None:
         return Broke(why=f"the checks printed reward = {_short(printed.get('reward'))}", wall_s=result.wall_s)
@@ -87,6 +99,13 @@ def _last_object(stdout: bytes) -> dict[str, object] | str:
     return printed
 
 
+def _asks(asked: object, wall_s: float) -> Asks | Broke:
+    try:
+        return Asks(questions=msgspec.convert(asked, dict[str, list[dict[str, Any]]]))
+    except msgspec.ValidationError as error:
+        return Broke(why=f"the checks ask what is no list of messages: {error}", wall_s=wall_s)
+
+
 def counted(said: Mapping[str, object]) -> dict[str, float]:
     """What of it is a finite number under a name of at most 64 characters: the first 64 of those."""
     numbers = {
@@ -108,4 +127,4 @@ def _said(stderr: bytes) -> str:
 
 
 def _short(value: object) -> str:
-    return repr(value)[:120]
+    return repr(value)[:300]

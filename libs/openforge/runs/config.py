@@ -208,6 +208,20 @@ class EvaluationSection(_Section, frozen=True, kw_only=True):
     harness_options: dict[str, dict[str, str | int | float | bool | tuple[str, ...]]] = {}
 
 
+class JudgeSection(_Section, frozen=True, kw_only=True):
+    """The model that checks may ask, behind any OpenAI-compatible endpoint; none where `url` is empty.
+
+    `url` ends where `/chat/completions` begins. `key_env` names the environment variable of the verifier that holds the
+    key, none where empty. An answer has `max_tokens` at most; `at_once` calls are open at most.
+    """
+
+    url: str = ""
+    model: str = ""
+    key_env: str = ""
+    max_tokens: int = 1024
+    at_once: int = 8
+
+
 class RunConfig(_Section, frozen=True, kw_only=True):
     run: RunSection
     model: ModelSection
@@ -219,3 +233,4 @@ class RunConfig(_Section, frozen=True, kw_only=True):
     training: TrainingSection = TrainingSection()
     learner: LearnerSection = LearnerSection()
     evaluation: EvaluationSection = EvaluationSection()
+    judge: JudgeSection = JudgeSection()

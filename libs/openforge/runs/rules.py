@@ -58,6 +58,8 @@ _LEAST: dict[str, tuple[float, str]] = {
     "learner.keep_checkpoints": (1, "the newest must stay"),
     "evaluation.heldout_episodes": (0, "0 evaluates nothing"),
     "evaluation.trials": (1, "1 tries each task once"),
+    "judge.max_tokens": (1, "an answer is one JSON object, 1024 for example"),
+    "judge.at_once": (1, "one call at a time is the least"),
 }
 
 # Tokens, seconds, MB and episodes: more is a slip of the hand. Options are the environment's or the backend's own.
@@ -213,6 +215,8 @@ def _at_odds(config: RunConfig) -> Iterator[str]:
             f"{pacing.groups_per_step}, the least of a batch: write more, or 0 for batches of one size"
         )
     yield from _at_odds_in_evaluation(config)
+    if config.judge.url and not config.judge.model:
+        yield f'judge.model = "" is empty: name the model that judges at judge.url = {shown(config.judge.url)}'
     limits = config.environment.limits
     if limits.memory_mb < limits.disk_mb + _MEMORY_BESIDE_FILES_MB:
         yield (

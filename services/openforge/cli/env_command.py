@@ -43,12 +43,16 @@ def check(
     tasks: Annotated[str, typer.Option(help="Ids, separated by commas; all tasks where it is left out.")] = "",
     seeds: Annotated[int, typer.Option(min=1, help="How many instances of each split.")] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object and nothing else.")] = False,
+    judge_url: Annotated[str, typer.Option(help="The OpenAI-compatible endpoint that checks may ask.")] = "",
+    judge_model: Annotated[str, typer.Option(help="The model that judges.")] = "",
+    judge_key_env: Annotated[str, typer.Option(help="The environment variable that holds the judge's key.")] = "",
 ) -> None:
     """Prove of each task in real sandboxes: the reference passes, no work fails, verdicts repeat.
 
     Exit codes: 0 all do, 1 some task does not, 2 there is no such environment or task.
     """
     arguments = [environment, "--tasks", tasks, "--seeds", str(seeds), *(["--json"] if as_json else [])]
+    arguments += ["--judge-url", judge_url, "--judge-model", judge_model, "--judge-key-env", judge_key_env]
     raise typer.Exit(checks.main(arguments))
 
 

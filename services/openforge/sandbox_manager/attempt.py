@@ -1,7 +1,8 @@
 """One attempt, from its sandbox to what the agent left in it.
 
-Promises, in this order: the workspace is there before the agent; the agent's processes are dead before its
-key is, and its key before its artifacts are read; the sandbox is gone when this returns, however it returns.
+Promises, in this order: the workspace is there before the agent; what the task collects is collected while its services
+are up; the agent's processes are dead before its key is, and its key before its artifacts are read; the sandbox is gone
+when this returns, however it returns.
 """
 
 import asyncio
@@ -16,6 +17,7 @@ import msgspec
 
 from openforge.bus import Bus
 from openforge.env.contract import SERVICES_FOLDER, CommandAgent, EnvironmentModule, LlmArgs, TaskFile, TaskInstance
+from openforge.env.verify import collect
 from openforge.protos import BlobRef, EndReason, EpisodeEnded, EpisodeRequested, TurnRecorded
 from openforge.runs import RunConfig
 from openforge.sandbox.contract import PathRefused, Sandbox, SandboxDriver, SandboxLimits, SandboxLost, SandboxSpec
@@ -123,6 +125,8 @@ class Attempt:
         artifacts: BlobRef | None = None
         try:
             if self._box is not None:
+                if not isinstance(outcome, Broke):
+                    await collect(self._box, self._instance)
                 await self._box.kill_all()
             await self._end_key()
             end = await self._judge(outcome)

@@ -3,8 +3,11 @@
 import asyncio
 from typing import TypeVar
 
+import msgspec
+
 from openforge.bus import Bus
 from openforge.protos import (
+    Caller,
     EpisodeEnded,
     EpisodeFailed,
     EpisodeRequested,
@@ -14,6 +17,7 @@ from openforge.protos import (
     TurnRecorded,
     env_token,
 )
+from openforge.tokens import Conversation
 from openforge.verifier.core import Evidence
 
 F = TypeVar("F", bound=Fact)
@@ -46,6 +50,20 @@ async def is_decided(bus: Bus, requested: EpisodeRequested) -> bool:
 async def work_of(bus: Bus, ended: EpisodeEnded) -> bytes:
     """The tar that the agent left, none where it left nothing."""
     return b"" if ended.artifacts is None else await bus.blobs.get(ended.artifacts)
+
+
+def transcript_of(conversation: Conversation) -> bytes:
+    """The agent's own conversation, as it stood when it ended: the JSON list of its messages."""
+    whole: dict[int, list[msgspec.Raw]] = {}
+    last: list[msgspec.Raw] = []
+    for turn in conversation:
+        fact = turn.fact
+        earlier = whole[fact.parent][: fact.kept] if fact.parent is not None else []
+        new = msgspec.json.decode(fact.messages or b"[]", type=list[msgspec.Raw])
+        whole[fact.turn] = [*earlier, *new, msgspec.Raw(fact.reply)]
+        if fact.caller is Caller.MAIN:
+            last = whole[fact.turn]
+    return msgspec.json.encode(last)
 
 
 async def _find(bus: Bus, fact: type[F], sealed: EpisodeSealed) -> F:

@@ -22,10 +22,10 @@ async def serve(settings: Settings, bus: Bus, stop: asyncio.Event) -> None:
     scratch = _fresh(state / "scratch")
     owner = f"verifier-{settings.verifier_name}"
     driver = await open_driver(settings, state / "boxes", owner=owner, allow_reduced=True)
+    verifier = Verifier(bus, Checker(driver, scratch), settings.verifier_name)
     try:
         left = await driver.reconcile({"owner": owner})
         log.info("ready to verify", isolation=driver.isolation, slots=settings.verifier_slots, boxes_left=left)
-        verifier = Verifier(bus, Checker(driver, scratch), settings.verifier_name)
         working = asyncio.create_task(
             bus.work(
                 service="verifier",
@@ -40,6 +40,7 @@ async def serve(settings: Settings, bus: Bus, stop: asyncio.Event) -> None:
         )
         await _until(working, stop)
     finally:
+        await verifier.close()
         await driver.close()
 
 

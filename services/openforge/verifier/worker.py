@@ -5,9 +5,10 @@ from collections.abc import AsyncIterator
 
 from openforge.bus import Bus, Told
 from openforge.env.contract import TaskInstance
+from openforge.env.judge import Judge, JudgeFailed
 from openforge.env.registry import draw, load_environment
 from openforge.env.verdict import Scored
-from openforge.env.verify import CannotVerify, Checker
+from openforge.env.verify import CannotVerify, Checker, Work
 from openforge.protos import (
     EpisodeFailed,
     EpisodeRequested,
@@ -19,6 +20,7 @@ from openforge.protos import (
     TurnRecorded,
 )
 from openforge.runs import RunConfig, submitted_config
+from openforge.runs.judge import judge_of
 from openforge.sandbox.contract import SandboxLimits
 from openforge.service import log
 from openforge.verifier.behaviour import behaviour_of
@@ -33,7 +35,7 @@ from openforge.verifier.core import (
     sampled_tokens,
     verified,
 )
-from openforge.verifier.evidence import evidence_of, is_decided, work_of
+from openforge.verifier.evidence import evidence_of, is_decided, transcript_of, work_of
 
 
 class Verifier:
@@ -44,6 +46,12 @@ class Verifier:
         self.checker = checker
         self.name = name
         self._configs: dict[str, RunConfig] = {}
+        self._judges: dict[str, Judge | None] = {}
+
+    async def close(self) -> None:
+        for judge in self._judges.values():
+            if judge is not None:
+                await judge.close()
 
     async def handle(self, told: Told[EpisodeSealed]) -> AsyncIterator[Fact]:
         """Tells the verdict or the failure of one attempt, nothing where that is told already."""
@@ -71,12 +79,12 @@ class Verifier:
         record = record_of(evidence, (await self._config(evidence.sealed.run)).training)
         if isinstance(record, Failure):
             return failed(evidence, record)
-        verdict = await self._verdict(evidence)
+        verdict = await self._verdict(evidence, record)
         if isinstance(verdict, Failure):
             return failed(evidence, verdict)
         return self._verified(evidence, record, verdict)
 
-    async def _verdict(self, evidence: Evidence) -> Scored | Claimed | Failure:
+    async def _verdict(self, evidence: Evidence, record: Record) -> Scored | Claimed | Failure:
         requested, ended = evidence.requested, evidence.ended
         config = await self._config(requested.run)
         instance = await self._instance(requested.task)
@@ -88,13 +96,25 @@ class Verifier:
                 FailReason.VERIFIER_FAILED,
                 "this verifier cannot isolate fully: run it as root, or set run.trusted_only = true",
             )
-        verdict = await self.checker.verify(
-            instance,
-            await work_of(self.bus, ended),
-            name=f"v-{requested.run}-{requested.episode}-{requested.attempt}",
-            limits=_limits(requested),
-        )
+        transcript = transcript_of(record.conversation) if instance.transcript else b"[]"
+        try:
+            verdict = await self.checker.verify(
+                instance,
+                Work(files=await work_of(self.bus, ended), transcript=transcript),
+                name=f"v-{requested.run}-{requested.episode}-{requested.attempt}",
+                limits=_limits(requested),
+                judge=self._judge(config),
+            )
+        except JudgeFailed as error:
+            return Failure(FailReason.JUDGE_FAILED, str(error))
         return Failure(FailReason.VERIFIER_FAILED, verdict.detail) if isinstance(verdict, CannotVerify) else verdict
+
+    def _judge(self, config: RunConfig) -> Judge | None:
+        """Raises `JudgeFailed` where its key is not there."""
+        run = config.run.name
+        if run not in self._judges:
+            self._judges[run] = judge_of(config.judge)
+        return self._judges[run]
 
     def _verified(self, evidence: Evidence, record: Record, verdict: Scored | Claimed) -> TrajectoryVerified:
         return verified(

@@ -9,7 +9,7 @@ from openforge.env.check import check_task
 from openforge.env.harbor import HarborTask, load_harbor_tasks
 from openforge.env.task_file import BadTask
 from openforge.env.verdict import Scored
-from openforge.env.verify import Checker
+from openforge.env.verify import Checker, Work
 from openforge.sandbox.process import ProcessDriver
 
 FILES = {
@@ -101,7 +101,7 @@ async def test_reward_files_are_read_as_harbor_reads_them(
     folder: Path, checker: Checker, written: str, score: float | None
 ) -> None:
     _write(folder, "tests/test.sh", f"cd /logs/verifier\n{written}\n")
-    outcome = await checker.score(HarborTask(folder / "total").draw(0, "train"), b"", name="h")
+    outcome = await checker.score(HarborTask(folder / "total").draw(0, "train"), Work(), name="h")
     assert (outcome.metrics["score"] if isinstance(outcome, Scored) else None) == score
 
 

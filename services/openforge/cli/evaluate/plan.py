@@ -9,6 +9,8 @@ from pathlib import Path
 import msgspec
 
 from openforge.cli.home import Home
+from openforge.env.check import is_fixed
+from openforge.env.registry import load_environment, select
 from openforge.runs import RunConfig
 
 
@@ -39,8 +41,15 @@ def ks_of(config: RunConfig) -> tuple[int, ...]:
 
 
 def problems_of_evaluating(config: RunConfig) -> list[str]:
-    if config.evaluation.heldout_episodes == 0:
+    wanted = config.evaluation.heldout_episodes
+    if wanted == 0:
         return ["evaluation.heldout_episodes = 0: write how many held-out tasks to draw"]
+    tasks = select(load_environment(config.environment.name), config.environment.tasks)
+    if all(is_fixed(task) for task in tasks) and wanted > len(tasks):
+        return [
+            f"evaluation.heldout_episodes = {wanted}: there are {len(tasks)} fixed tasks, and one that is drawn twice "
+            f"would count as two: write {len(tasks)} or less"
+        ]
     return []
 
 

@@ -1,0 +1,1 @@
+"""Tasks in ClawEval's format: two of our own, or those of a checkout."""
