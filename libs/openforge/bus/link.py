@@ -178,7 +178,10 @@ class Link:
     def _no_server(self) -> NoServer:
         url, waited_s = self.settings.url, self.settings.connect_timeout_s
         if self._refused.done():
-            return NoServer(f"the NATS server at {url} did not let us in: {self._refused.result()}")
+            return NoServer(
+                f"the NATS server at {url} did not let us in ({self._refused.result()}): "
+                "set OPENFORGE_NATS_NKEY_SEED_FILE to a seed that it knows"
+            )
         why = f" ({self._last_error})" if self._last_error else ""
         return NoServer(
             f"no NATS server answered at {url} within {waited_s:g} s{why}: start one, or set OPENFORGE_NATS_URL"

@@ -41,6 +41,11 @@ def get(name: str) -> Path:
     return BUILTIN[name](folder)
 
 
+def folder_of(model: str) -> Path:
+    """The folder of a run file's model on this machine: raises `UnknownModel` where a built-in one is not there."""
+    return resolve(model) if model.startswith(_PREFIX) else Path(model)
+
+
 def resolve(model: str) -> Path:
     """The folder of `builtin:NAME` or of a path; raises `UnknownModel`. Makes nothing."""
     if model.startswith(_PREFIX):

@@ -33,6 +33,8 @@ from openforge.runs.names import eval_version
 from openforge.runs.pressure import Pressure
 from openforge.runs.state import RunState
 
+SUBMITTED = "run submitted"
+"""The movement that a submission is."""
 FOLDED = ("run", "group", "episode", "trajectory", "policy")
 RATE_WINDOW_S = 60.0
 # Groups retired since the last step, in steps' worth of groups, that mean that no step will ever come.
@@ -198,7 +200,7 @@ class Progress:
             self.rested_s += at - self._rested_at
         self._rested_at = 0.0
         self.barren_groups = 0
-        self._move("run submitted", at)
+        self._move(SUBMITTED, at)
 
     def _group_opened(self, fact: GroupOpened, at: float) -> None:
         self.groups_open += 1

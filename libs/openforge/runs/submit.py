@@ -47,10 +47,7 @@ async def submit(bus: Bus, config: RunConfig, *, openforge_version: str = "") ->
     text, digest = canonical(config)
     while True:
         state = await state_of(bus, config.run.name)
-        if state.config and state.config_digest != digest:
-            fields = differing(config_of(state.config), config)
-            if fields:  # equal where only a release between them added defaults
-                raise RunDiffers(config.run.name, fields)
+        _expect_same(state, config, digest)
         told = RunSubmitted(
             run=config.run.name,
             generation=state.generation + 1,
@@ -65,6 +62,23 @@ async def submit(bus: Bus, config: RunConfig, *, openforge_version: str = "") ->
                 return told.generation
             continue  # somebody submitted at the same moment: look again
         return told.generation
+
+
+async def join(bus: Bus, config: RunConfig) -> bool:
+    """As `submit`, except that a run that works already is left to it. Whether it was submitted just now."""
+    state = await state_of(bus, config.run.name)
+    if state.phase == "submitted":
+        _expect_same(state, config, canonical(config)[1])
+        return False
+    await submit(bus, config)
+    return True
+
+
+def _expect_same(state: RunState, config: RunConfig, digest: str) -> None:
+    if state.config and state.config_digest != digest:
+        fields = differing(config_of(state.config), config)
+        if fields:  # equal where only a release between them added defaults
+            raise RunDiffers(config.run.name, fields)
 
 
 async def stop_run(bus: Bus, run: str, reason: StopReason = StopReason.INTERRUPTED, detail: str = "") -> int:

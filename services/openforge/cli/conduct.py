@@ -6,8 +6,6 @@ is on the bus or can be resumed by the same command.
 
 import asyncio
 import os
-import signal
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 
@@ -17,12 +15,13 @@ from openforge.bus import CAUGHT_UP, Bus, Told
 from openforge.bus.permissions import OPERATOR
 from openforge.bus.server import ServerConfig, find_binary
 from openforge.cli.finish import write_summary_and_report
+from openforge.cli.follow import Watch, signals, until_over
 from openforge.cli.home import Home
 from openforge.cli.local import Ports, address, nats_url, service_specs
-from openforge.cli.supervise import GaveUp, Spec, Supervised, Supervisor
+from openforge.cli.supervise import GaveUp, Spec, Supervisor
 from openforge.protos import EpisodeSealed, EpisodeStarted, StopReason
 from openforge.runs import RunConfig, stop_run, submit
-from openforge.runs.progress import FOLDED, Progress
+from openforge.runs.progress import Progress
 from openforge.runs.summary import Summary
 from openforge.service import die_with_parent
 
@@ -36,14 +35,6 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     detail: str
     progress: Progress
     summary: Summary
-
-
-class Watch(msgspec.Struct, kw_only=True):
-    """What a display may look at while a run goes on."""
-
-    progress: Progress
-    processes: list[Supervised]
-    note: str = ""
 
 
 Dress = Callable[[Spec, Ports], Spec]
@@ -69,7 +60,7 @@ async def conduct(
         await submit(bus, config)
         watch.progress = Progress()
         async with _services(config, home, ports, watch, dress):
-            reason, detail = await _watch(bus, config, watch, look, stopped)
+            reason, detail = await until_over(bus, config, watch, look, stopped)
             await stop_run(bus, config.run.name, reason, detail)
             if reason is not StopReason.FAILED:
                 await _let_go(bus, config)
@@ -98,7 +89,7 @@ async def _bus_at_home(home: Home) -> AsyncIterator[tuple[Bus, Ports, Watch, asy
     home.make()
     ports, stopped = Ports.free(), asyncio.Event()
     watch = Watch(progress=Progress(), processes=[])
-    with _signals(stopped):
+    with signals(stopped):
         server = Supervisor([_server_spec(home, ports)], on_change=lambda _: _tell_pids(home, watch))
         watch.processes.extend(server.processes)
         async with _running(server, watch), _connected(home, ports) as bus:
@@ -114,46 +105,6 @@ async def _services(
     watch.processes.extend(services.processes)
     async with _running(services, watch):
         yield
-
-
-async def _watch(
-    bus: Bus, config: RunConfig, watch: Watch, look: Callable[[Watch], None], stopped: asyncio.Event
-) -> tuple[StopReason, str]:
-    """Follow the run until it is finished, stopped, given up or stuck."""
-    following = asyncio.create_task(_follow(bus, config, watch))
-    stopping = asyncio.create_task(stopped.wait())
-    try:
-        while True:
-            await asyncio.wait({following, stopping}, timeout=0.5, return_when=asyncio.FIRST_COMPLETED)
-            look(watch)
-            if watch.note:
-                return StopReason.FAILED, watch.note
-            if following.done():
-                return following.result()
-            if stopped.is_set():
-                return StopReason.INTERRUPTED, "asked to stop"
-            if why := watch.progress.stuck(config, time.time()):
-                return StopReason.NO_PROGRESS, why
-    finally:
-        for task in (following, stopping):
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
-
-
-async def _follow(bus: Bus, config: RunConfig, watch: Watch) -> tuple[StopReason, str]:
-    """Fold the run's facts until they say that it is finished or that somebody stopped it."""
-    live = False
-    async for told in bus.follow(FOLDED, run=config.run.name):
-        if told is CAUGHT_UP:
-            live = True
-        else:
-            watch.progress.apply(told.fact, told.at)
-        if live and watch.progress.finished(config):
-            return StopReason.COMPLETED, ""
-        if live and watch.progress.state.phase == "stopped":
-            return StopReason.INTERRUPTED, "a client stopped it"
-    raise AssertionError("following a live stream does not end")
 
 
 async def _let_go(bus: Bus, config: RunConfig) -> None:
@@ -220,26 +171,6 @@ async def _connected(home: Home, ports: Ports) -> AsyncIterator[Bus]:
             yield bus
         finally:
             home.forget_address()
-
-
-class _signals:  # noqa: N801
-    """Ctrl-C and SIGTERM set the event; a second one ends us at once."""
-
-    def __init__(self, stopped: asyncio.Event) -> None:
-        self._stopped = stopped
-
-    def __enter__(self) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, self._heard)
-
-    def __exit__(self, *_: object) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().remove_signal_handler(number)
-
-    def _heard(self) -> None:
-        if self._stopped.is_set():
-            os._exit(130)
-        self._stopped.set()
 
 
 def _tell_pids(home: Home, watch: Watch) -> None:

@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from openforge.cli.conduct import Watch
+from openforge.cli.follow import Watch
 from openforge.runs import RunConfig
 from openforge.runs.progress import Progress
 
@@ -28,6 +28,7 @@ class Display:
         self._steps_told = 0
         self._told_at = 0.0
         self._states: dict[str, tuple[str, int]] = {}
+        self._remark = ""
 
     def show(self, watch: Watch) -> None:
         if self._live is not None:
@@ -43,6 +44,9 @@ class Display:
             if self._states.get(process.spec.name) != now and process.starts > 1:
                 yield f"{process.spec.name}: {process.state}, start {process.starts}"
             self._states[process.spec.name] = now
+        if watch.remark != self._remark:
+            self._remark = watch.remark
+            yield watch.remark or "it goes on"
         steps = sorted(watch.progress.steps, key=lambda step: step.version)
         for step in steps[self._steps_told :]:
             yield (
@@ -105,8 +109,9 @@ def panel(config: RunConfig, watch: Watch) -> Group:
         head,
         services,
         Text(standing(progress)),
+        *([Text(watch.remark, "yellow")] if watch.remark else []),
         steps,
-        Text("Ctrl-C stops everything; the same command resumes", "dim"),
+        Text(watch.parting, "dim"),
     )
 
 

@@ -9,26 +9,32 @@ from tokenizers import Tokenizer
 from openforge.bus import CAUGHT_UP, Bus
 from openforge.cli.home import Home
 from openforge.cli.report import story_of, write_report
+from openforge.models import folder_of
 from openforge.runs import RunConfig
-from openforge.runs.ledger import ledger_of
+from openforge.runs.ledger import Ledger, ledger_of
 from openforge.runs.progress import FOLDED, Progress
 from openforge.runs.summary import Summary, summary
 
 
-async def write_summary_and_report(bus: Bus, config: RunConfig, home: Home) -> Summary:
-    """Both files, from everything that the streams hold now."""
+async def numbers_now(bus: Bus, config: RunConfig) -> tuple[Summary, Ledger]:
+    """From everything that the streams hold now."""
     progress = Progress()
     async for told in bus.follow(FOLDED, run=config.run.name, until_now=True):
         if told is not CAUGHT_UP:
             progress.apply(told.fact, told.at)
     ledger = await ledger_of(bus, config.run.name)
-    numbers = summary(progress, ledger, config)
+    return summary(progress, ledger, config), ledger
+
+
+async def write_summary_and_report(bus: Bus, config: RunConfig, home: Home) -> Summary:
+    """Both files, from everything that the streams hold now."""
+    numbers, ledger = await numbers_now(bus, config)
     text = msgspec.json.format(msgspec.json.encode(numbers), indent=2)
     scratch = home.summary.with_suffix(".tmp")
     scratch.write_bytes(text + b"\n")
     scratch.replace(home.summary)
     story = await story_of(bus, config.run.name)
-    write_report(story, ledger, msgspec.to_builtins(numbers), decoder(Path(config.model.path)), home.report)
+    write_report(story, ledger, msgspec.to_builtins(numbers), decoder(folder_of(config.model.path)), home.report)
     return numbers
 
 

@@ -1,6 +1,5 @@
 """`openforge report`: the page of a run, written again from its streams."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -9,6 +8,7 @@ from openforge.bus import Bus
 from openforge.cli.finish import write_summary_and_report
 from openforge.cli.home import Home
 from openforge.cli.reach import BAD_USE, fail, run_on_bus
+from openforge.models import UnknownModel, folder_of
 from openforge.runs import RunConfig, UnknownRun, config_of, state_of
 
 
@@ -32,6 +32,10 @@ async def _write(bus: Bus, home: Home) -> None:
 
 
 def _prepare(home: Home, config: RunConfig) -> None:
-    if not Path(config.model.path, "tokenizer.json").is_file():
-        fail(f"model.path = {config.model.path} has no tokenizer.json on this machine: put the model's folder there")
+    try:
+        folder = folder_of(config.model.path)
+    except UnknownModel as error:
+        fail(f"model.path: {error}")
+    if not (folder / "tokenizer.json").is_file():
+        fail(f"model.path = {folder} has no tokenizer.json on this machine: put the model's folder there")
     home.root.mkdir(parents=True, exist_ok=True)

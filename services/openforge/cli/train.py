@@ -1,4 +1,4 @@
-"""`openforge train` and `openforge up`: a run on this machine, from one command."""
+"""`openforge train` and `openforge up`: a run from one command, on this machine or on a deployment."""
 
 import asyncio
 import os
@@ -15,11 +15,13 @@ from openforge.bus.server import NoServerBinary
 from openforge.cli.conduct import Outcome, conduct, stand_by
 from openforge.cli.display import display, lost
 from openforge.cli.home import Home, Unusable
+from openforge.cli.remote import Detached, conduct_remotely, settings_for
 from openforge.cli.supervise import GaveUp
-from openforge.models import UnknownModel, get, resolve
+from openforge.models import UnknownModel, builtin_folder, get, resolve
 from openforge.models.smollm2 import ModelUnavailable
 from openforge.protos import StopReason
 from openforge.runs import BadRunFile, RunConfig, RunDiffers, load_run_file
+from openforge.runs.load import BUILTIN
 
 INTERRUPTED = 130
 # What ends a run before or beside its own reasons; each message says what to do.
@@ -38,16 +40,28 @@ def train(
     overrides: Overrides = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the file and say what would happen.")] = False,
     plain: Plain = False,
+    remote: Annotated[
+        str, typer.Option("--remote", metavar="NATS_URL", help="Submit to the deployment of this bus, and follow it.")
+    ] = "",
 ) -> None:
     """Start or resume a run on this machine: bus, six services, progress, summary and report.
 
     Ctrl-C stops everything in good order (exit code 130); the same command resumes. Exit codes: 0 trained all its
     steps, 1 a service gave up, 2 bad run file, 4 no progress.
+
+    With --remote nothing is started: the run is submitted to services that work already, or joined where it goes on.
+    Ctrl-C then detaches, and `openforge stop` ends it. OPENFORGE_NATS_NKEY_SEED_FILE names the operator's seed.
     """
     config = load(run_file, overrides)
     if dry_run:
-        typer.echo(plan(config))
-        return
+        typer.echo(plan(config, remote))
+    elif remote:
+        _train_remotely(config, remote, plain)
+    else:
+        _train_here(config, plain)
+
+
+def _train_here(config: RunConfig, plain: bool) -> None:
     config = with_model(config)
     home = Home(config.run.name)
     try:
@@ -55,7 +69,27 @@ def train(
             outcome = asyncio.run(conduct(config, home, shown.show))
     except CANNOT_GO_ON as error:
         _fail(str(error), 1)
-    _say_end(config, home, outcome)
+    _say_end(config, outcome)
+    typer.echo(f"summary {os.path.relpath(home.summary)}\nreport  {os.path.relpath(home.report)}")
+    raise typer.Exit(EXIT[outcome.reason])
+
+
+def _train_remotely(config: RunConfig, url: str, plain: bool) -> None:
+    try:
+        if config.model.path.startswith(BUILTIN):
+            builtin_folder(config.model.path.removeprefix(BUILTIN))
+        settings = settings_for(url)
+    except (UnknownModel, BadSettings) as error:
+        _fail(str(error), 2)
+    try:
+        with display(config, plain=plain) as shown:
+            outcome = asyncio.run(conduct_remotely(config, settings, shown.show))
+    except Detached as detached:
+        typer.echo(str(detached))
+        raise typer.Exit(INTERRUPTED) from None
+    except CANNOT_GO_ON as error:
+        _fail(str(error), 1)
+    _say_end(config, outcome)
     raise typer.Exit(EXIT[outcome.reason])
 
 
@@ -73,7 +107,7 @@ def up(run_file: RunFile, overrides: Overrides = None) -> None:
         _fail(str(error), 1)
 
 
-def plan(config: RunConfig) -> str:
+def plan(config: RunConfig, remote: str = "") -> str:
     """What the run would do, in words, and its complete configuration."""
     pacing, evaluation = config.pacing, config.evaluation
     per_step = pacing.groups_per_step * pacing.group_size
@@ -85,13 +119,13 @@ def plan(config: RunConfig) -> str:
             f"run {config.run.name}: {config.run.steps} steps of {pacing.groups_per_step} groups x "
             f"{pacing.group_size} episodes = {config.run.steps * per_step} episodes, plus refills{larger}",
             f"model {config.model.path} on the {config.engine.kind} engine ({config.engine.dtype})",
-            *_missing_model(config),
+            *(() if remote else _missing_model(config)),
             f"harness {config.environment.harness} in environment {config.environment.name}, "
             f"{len(config.environment.tasks) or 'all'} kinds of tasks, at most {pacing.in_flight} episodes at once",
             f"learner {config.learner.backend}: {config.algorithm.loss} with {config.algorithm.advantage} advantages, "
             f"max_lag {pacing.max_lag} ({pacing.staleness})",
             held_out if evaluation.heldout_episodes and evaluations else "no held-out evaluation",
-            f"everything goes to {Home(config.run.name).root}",
+            f"submitted to {remote}" if remote else f"everything goes to {Home(config.run.name).root}",
             "",
             msgspec.json.format(msgspec.json.encode(config), indent=2).decode(),
         )
@@ -117,14 +151,14 @@ def load(run_file: Path, overrides: list[str] | None) -> RunConfig:
 def with_model(config: RunConfig) -> RunConfig:
     """The config with the folder of its model, a built-in one made if need be; exits with 2 where there is none."""
     try:
-        builtin = config.model.path.removeprefix("builtin:")
+        builtin = config.model.path.removeprefix(BUILTIN)
         folder = get(builtin) if builtin != config.model.path else resolve(config.model.path)
     except (UnknownModel, ModelUnavailable) as error:
         _fail(f"model.path: {error}", 2)
     return msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, path=str(folder)))
 
 
-def _say_end(config: RunConfig, home: Home, outcome: Outcome) -> None:
+def _say_end(config: RunConfig, outcome: Outcome) -> None:
     if outcome.reason is not StopReason.COMPLETED:
         typer.echo(f"{config.run.name} stopped: {outcome.reason}. {outcome.detail}", err=True)
     width = shutil.get_terminal_size().columns
@@ -132,7 +166,6 @@ def _say_end(config: RunConfig, home: Home, outcome: Outcome) -> None:
     for name, value in msgspec.to_builtins(outcome.summary).items():
         typer.echo(f"{name:32} {value:.4g}" if isinstance(value, float) else f"{name:32} {value}")
     typer.echo(f"lost: {lost(outcome.progress)}")
-    typer.echo(f"summary {os.path.relpath(home.summary)}\nreport  {os.path.relpath(home.report)}")
 
 
 def _fail(message: str, code: int) -> NoReturn:

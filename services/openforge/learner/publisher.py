@@ -10,6 +10,7 @@ from pathlib import Path
 
 from openforge.learner.backends.contract import Backend
 from openforge.learner.probe import probe
+from openforge.models import folder_of
 from openforge.protos import PolicyPublished
 from openforge.runs import RunConfig
 from openforge.weights import WEIGHTS, BadWeights, Written, check, keep_newest, write_weights
@@ -28,7 +29,7 @@ class Publisher:
         return write_weights(
             self._root,
             tensors,
-            config_dir=self._config.model.path,
+            config_dir=folder_of(self._config.model.path),
             version=version,
             incarnation=incarnation,
             probe=probe(self._backend.plain_model(), tensors, dtype),

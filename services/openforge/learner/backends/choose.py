@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from openforge.learner.backends.contract import Backend
+from openforge.models import folder_of
 from openforge.runs import RunConfig
 
 
 def backend_for(config: RunConfig) -> Backend:
-    """Takes seconds: loads the model. Raises `BackendRefused`."""
+    """Takes seconds: loads the model. Raises `BackendRefused`, or `UnknownModel`."""
+    model = msgspec.structs.replace(config.model, path=str(folder_of(config.model.path)))
+    config = msgspec.structs.replace(config, model=model)
     if config.learner.backend == "verl":
         from openforge.learner.backends.verl import verl_backend
 
