@@ -5,7 +5,8 @@ that cannot be found is answered with what there is and the command that makes i
 """
 
 from openforge.models.byte_llama import tiny
-from openforge.models.find import UnknownModel, builtin_folder, folder_of, get, models_home, resolve
+from openforge.models.find import UnknownModel, builtin_folder, get, resolve
 from openforge.models.smollm2 import smollm2_135m
+from openforge.runs.model import models_home
 
-__all__ = ["UnknownModel", "builtin_folder", "folder_of", "get", "models_home", "resolve", "smollm2_135m", "tiny"]
+__all__ = ["UnknownModel", "builtin_folder", "get", "models_home", "resolve", "smollm2_135m", "tiny"]

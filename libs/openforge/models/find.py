@@ -1,31 +1,23 @@
 """From the name of a model in a run file to a folder."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 from openforge.models.byte_llama import tiny
 from openforge.models.long_llama import tiny_long
 from openforge.models.smollm2 import smollm2_135m
+from openforge.runs.model import BUILTIN as PREFIX
+from openforge.runs.model import models_home
 
 BUILTIN: dict[str, Callable[[Path], Path]] = {
     "smollm2-135m": smollm2_135m,
     "tiny": tiny,
     "tiny-long": tiny_long,
 }
-_PREFIX = "builtin:"
 
 
 class UnknownModel(ValueError):
     """There is no such model; the message says what there is and what to do."""
-
-
-def models_home() -> Path:
-    """`OPENFORGE_MODELS`, or `openforge/models` in the user's cache folder."""
-    if stated := os.environ.get("OPENFORGE_MODELS"):
-        return Path(stated).expanduser().absolute()
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(cache).expanduser().absolute() / "openforge" / "models"
 
 
 def builtin_folder(name: str) -> Path:
@@ -41,15 +33,10 @@ def get(name: str) -> Path:
     return BUILTIN[name](folder)
 
 
-def folder_of(model: str) -> Path:
-    """The folder of a run file's model on this machine: raises `UnknownModel` where a built-in one is not there."""
-    return resolve(model) if model.startswith(_PREFIX) else Path(model)
-
-
 def resolve(model: str) -> Path:
     """The folder of `builtin:NAME` or of a path; raises `UnknownModel`. Makes nothing."""
-    if model.startswith(_PREFIX):
-        name = model.removeprefix(_PREFIX)
+    if model.startswith(PREFIX):
+        name = model.removeprefix(PREFIX)
         folder = builtin_folder(name)
         if not folder.joinpath("config.json").exists():
             raise UnknownModel(f"model {model!r} is not on this machine: run `openforge model get {name}` first.")
@@ -58,7 +45,7 @@ def resolve(model: str) -> Path:
     if not folder.joinpath("config.json").exists():
         raise UnknownModel(
             f"model {model!r} is no checkpoint folder (there is no config.json in {folder}): give the path of a "
-            f"Hugging Face folder, or one of {', '.join(_PREFIX + name for name in BUILTIN)}."
+            f"Hugging Face folder, or one of {', '.join(PREFIX + name for name in BUILTIN)}."
         )
     return folder
 

@@ -16,9 +16,9 @@ from typing import Any, Literal
 import msgspec
 
 from openforge.runs.config import RunConfig
+from openforge.runs.model import BUILTIN
 from openforge.runs.rules import environment_problems, leaves, problems_of, shown
 
-BUILTIN = "builtin:"
 _STAND_INS: dict[Any, Any] = {str: "missing", int: 1}
 
 

@@ -9,9 +9,9 @@ from tokenizers import Tokenizer
 from openforge.bus import CAUGHT_UP, Bus
 from openforge.cli.home import Home
 from openforge.cli.report import story_of, write_report
-from openforge.models import folder_of
 from openforge.runs import RunConfig
 from openforge.runs.ledger import Ledger, ledger_of
+from openforge.runs.model import model_folder
 from openforge.runs.progress import FOLDED, Progress
 from openforge.runs.summary import Summary, summary
 
@@ -34,7 +34,7 @@ async def write_summary_and_report(bus: Bus, config: RunConfig, home: Home) -> S
     scratch.write_bytes(text + b"\n")
     scratch.replace(home.summary)
     story = await story_of(bus, config.run.name)
-    write_report(story, ledger, msgspec.to_builtins(numbers), decoder(folder_of(config.model.path)), home.report)
+    write_report(story, ledger, msgspec.to_builtins(numbers), decoder(model_folder(config.model.path)), home.report)
     return numbers
 
 

@@ -8,8 +8,8 @@ from openforge.bus import Bus
 from openforge.cli.finish import write_summary_and_report
 from openforge.cli.home import Home
 from openforge.cli.reach import BAD_USE, fail, run_on_bus
-from openforge.models import UnknownModel, folder_of
 from openforge.runs import RunConfig, UnknownRun, config_of, state_of
+from openforge.runs.model import model_folder
 
 
 def report(run: Annotated[str, typer.Argument(help="The run's name.", show_default=False)]) -> None:
@@ -33,9 +33,9 @@ async def _write(bus: Bus, home: Home) -> None:
 
 def _prepare(home: Home, config: RunConfig) -> None:
     try:
-        folder = folder_of(config.model.path)
-    except UnknownModel as error:
-        fail(f"model.path: {error}")
+        folder = model_folder(config.model.path)
+    except FileNotFoundError as error:
+        fail(str(error))
     if not (folder / "tokenizer.json").is_file():
         fail(f"model.path = {folder} has no tokenizer.json on this machine: put the model's folder there")
     home.root.mkdir(parents=True, exist_ok=True)

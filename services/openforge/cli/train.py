@@ -21,7 +21,7 @@ from openforge.models import UnknownModel, builtin_folder, get, resolve
 from openforge.models.smollm2 import ModelUnavailable
 from openforge.protos import StopReason
 from openforge.runs import BadRunFile, RunConfig, RunDiffers, load_run_file
-from openforge.runs.load import BUILTIN
+from openforge.runs.model import BUILTIN
 
 INTERRUPTED = 130
 # What ends a run before or beside its own reasons; each message says what to do.

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from openforge.learner.backends.contract import Backend
 from openforge.learner.probe import probe
-from openforge.models import folder_of
 from openforge.protos import PolicyPublished
 from openforge.runs import RunConfig
+from openforge.runs.model import model_folder
 from openforge.weights import WEIGHTS, BadWeights, Written, check, keep_newest, write_weights
 
 
@@ -29,7 +29,7 @@ class Publisher:
         return write_weights(
             self._root,
             tensors,
-            config_dir=folder_of(self._config.model.path),
+            config_dir=model_folder(self._config.model.path),
             version=version,
             incarnation=incarnation,
             probe=probe(self._backend.plain_model(), tensors, dtype),

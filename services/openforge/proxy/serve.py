@@ -14,7 +14,6 @@ from openforge.bus import CAUGHT_UP, BadSettings, Bus, Told
 from openforge.chat.chatml import BadTokenizer
 from openforge.chat.contract import Renderer
 from openforge.chat.renderers import UnknownRenderer, load_renderer
-from openforge.models import UnknownModel, folder_of
 from openforge.protos import KEY_BUCKET, EpisodeEnded, EpisodeSealed, Fact
 from openforge.proxy.app import make_app
 from openforge.proxy.bounds import Bounded
@@ -26,6 +25,7 @@ from openforge.proxy.policy import Policy
 from openforge.proxy.settings import Settings
 from openforge.proxy.upstream import Engine
 from openforge.runs import RunConfig, submitted_config
+from openforge.runs.model import model_folder
 from openforge.service import health, log
 
 _ACK_WAIT_S = 10.0
@@ -111,8 +111,8 @@ async def _cancelled(tasks: list[asyncio.Task[Any]]) -> None:
 
 def _renderer(config: RunConfig) -> Renderer:
     try:
-        return load_renderer(config.model.renderer, folder_of(config.model.path))
-    except (UnknownModel, UnknownRenderer, BadTokenizer, FileNotFoundError) as error:
+        return load_renderer(config.model.renderer, model_folder(config.model.path))
+    except (UnknownRenderer, BadTokenizer, FileNotFoundError) as error:
         raise BadSettings(str(error)) from error
 
 

@@ -65,9 +65,9 @@ def as_operator(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
     return world
 
 
-async def train(run_file: Path, url: str, *more: str) -> Result:
-    arguments = ["train", str(run_file), "--remote", url, *more]
-    return await asyncio.to_thread(CliRunner().invoke, app, arguments)
+def checked(run_file: Path, url: str, *more: str) -> Result:
+    """The command where it ends before it connects."""
+    return CliRunner().invoke(app, ["train", str(run_file), "--remote", url, *more])
 
 
 async def trainer(run_file: Path, url: str) -> asyncio.subprocess.Process:
@@ -75,8 +75,17 @@ async def trainer(run_file: Path, url: str) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "openforge.cli", "train", str(run_file), "--remote", url),
         stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
     )
+
+
+async def refused(run_file: Path, url: str) -> str:
+    """What it says when it ends with exit code 1."""
+    command = await trainer(run_file, url)
+    said, _ = await command.communicate()
+    assert command.returncode == 1, said
+    return said.decode()
 
 
 async def until_submitted(world: World) -> None:
@@ -86,8 +95,8 @@ async def until_submitted(world: World) -> None:
 
 
 @pytest.mark.parametrize("url", ["nats.example", "http://127.0.0.1:4222", "nats://"])
-async def test_what_is_no_bus_is_refused_before_anything_is_connected(run_file: Path, url: str) -> None:
-    result = await train(run_file, url)
+def test_what_is_no_bus_is_refused_before_anything_is_connected(run_file: Path, url: str) -> None:
+    result = checked(run_file, url)
     assert result.exit_code == 2
     assert f"--remote {url!r} is no bus: use nats://HOST:PORT" in result.output
 
@@ -95,25 +104,20 @@ async def test_what_is_no_bus_is_refused_before_anything_is_connected(run_file: 
 async def test_an_absent_server_is_named_with_the_way_out(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENFORGE_NATS_CONNECT_TIMEOUT_S", "0.5")
     url = f"nats://127.0.0.1:{free_port()}"
-    result = await train(run_file, url)
-    assert result.exit_code == 1
-    assert f"no NATS server answered at {url}" in result.output
+    said = await refused(run_file, url)
+    assert f"no NATS server answered at {url}" in said
 
 
-async def test_whoever_shows_no_seed_is_not_let_in_and_told_what_to_set(
-    world: World, run_file: Path
-) -> None:
-    result = await train(run_file, world.server.url)
-    assert result.exit_code == 1
-    assert "did not let us in" in result.output
-    assert "set OPENFORGE_NATS_NKEY_SEED_FILE" in result.output
+async def test_whoever_shows_no_seed_is_not_let_in_and_told_what_to_set(world: World, run_file: Path) -> None:
+    said = await refused(run_file, world.server.url)
+    assert "did not let us in" in said
+    assert "set OPENFORGE_NATS_NKEY_SEED_FILE" in said
 
 
 async def test_a_reader_may_not_submit_a_run(world: World, run_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENFORGE_NATS_NKEY_SEED_FILE", str(world.credentials.seed(CONSUMER, "reader")))
-    result = await train(run_file, world.server.url)
-    assert result.exit_code == 1
-    assert "these credentials may not use" in result.output
+    said = await refused(run_file, world.server.url)
+    assert "these credentials may not use" in said
     async with world.bus(OPERATOR) as bus:
         assert await bus.count(RunSubmitted, "r") == 0
 
@@ -122,20 +126,19 @@ async def test_a_name_that_another_run_has_is_refused_by_field(as_operator: Worl
     facts = PretendRun(load_run_file(run_file, ["run.seed=7"])).run(until_s=0).facts
     async with as_operator.bus(OPERATOR) as bus:
         await bus.tell_all([fact for _, fact in facts])
-    result = await train(run_file, as_operator.server.url)
-    assert result.exit_code == 1
-    assert "run.seed: 7 -> 0" in result.output
-    assert "give run.name another value" in result.output
+    said = await refused(run_file, as_operator.server.url)
+    assert "run.seed: 7 -> 0" in said
+    assert "give run.name another value" in said
 
 
-async def test_a_model_that_is_built_in_nowhere_is_refused_here(run_file: Path) -> None:
-    result = await train(run_file, "nats://127.0.0.1:1", "--set", "model.path=builtin:huge")
+def test_a_model_that_is_built_in_nowhere_is_refused_here(run_file: Path) -> None:
+    result = checked(run_file, "nats://127.0.0.1:1", "--set", "model.path=builtin:huge")
     assert result.exit_code == 2
     assert "choose one of" in result.output
 
 
-async def test_a_dry_run_says_where_the_run_would_go(run_file: Path) -> None:
-    result = await train(run_file, "nats://there:4222", "--dry-run")
+def test_a_dry_run_says_where_the_run_would_go(run_file: Path) -> None:
+    result = checked(run_file, "nats://there:4222", "--dry-run")
     assert result.exit_code == 0, result.output
     assert "submitted to nats://there:4222" in result.output
 

@@ -15,13 +15,14 @@ import msgspec
 from openforge.bus import CAUGHT_UP
 from openforge.chat.chatml import load_tokenizer
 from openforge.chat.renderers import load_renderer
-from openforge.cli.conduct import Dress, Watch, as_it_is, conduct
+from openforge.cli.conduct import Dress, as_it_is, conduct
 from openforge.cli.conformance.line import Fault, Line
 from openforge.cli.conformance.page import said
 from openforge.cli.conformance.prompter import Prompter
 from openforge.cli.conformance.row import Evidence, Row, gathered, row_of
 from openforge.cli.conformance.script import Script
 from openforge.cli.conformance.truth import Reading
+from openforge.cli.follow import Watch
 from openforge.cli.home import Home
 from openforge.cli.local import Ports
 from openforge.cli.reach import bus_of

@@ -5,13 +5,13 @@ from __future__ import annotations
 import msgspec
 
 from openforge.learner.backends.contract import Backend
-from openforge.models import folder_of
 from openforge.runs import RunConfig
+from openforge.runs.model import model_folder
 
 
 def backend_for(config: RunConfig) -> Backend:
-    """Takes seconds: loads the model. Raises `BackendRefused`, or `UnknownModel`."""
-    model = msgspec.structs.replace(config.model, path=str(folder_of(config.model.path)))
+    """Takes seconds: loads the model. Raises `BackendRefused`."""
+    model = msgspec.structs.replace(config.model, path=str(model_folder(config.model.path)))
     config = msgspec.structs.replace(config, model=model)
     if config.learner.backend == "verl":
         from openforge.learner.backends.verl import verl_backend
