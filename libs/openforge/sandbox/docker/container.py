@@ -13,10 +13,11 @@ from openforge.sandbox.process.driver import SHM_MB, TESTS_MB, TMP_MB
 from openforge.sandbox.process.host import INIT_FOLDER
 
 CONTROL_FOLDER = "/run/openforge-control"
+LABEL = "openforge."
 _USER = 1000
 _VAR_TMP_MB = 16
 OWN_FOLDERS = ("/workspace", "/tests", "/tmp", "/var/tmp")  # runc gives a memory folder the mode of the image's
-_TO_GIVE_FOLDERS_AWAY = ["CHOWN", "SETGID", "SETPCAP", "SETUID"]
+TO_GIVE_FOLDERS_AWAY = ["CHOWN", "SETGID", "SETPCAP", "SETUID"]
 _OWN_PROCESSES = 4  # our init, one that it is about to start, and the runtime's own while it starts
 
 
@@ -52,7 +53,7 @@ def body(
             "NetworkMode": "none",
             "ReadonlyRootfs": True,
             "CapDrop": ["ALL"],
-            "CapAdd": _TO_GIVE_FOLDERS_AWAY if podman else [],
+            "CapAdd": TO_GIVE_FOLDERS_AWAY if podman else [],
             "SecurityOpt": ["no-new-privileges"],
             "AutoRemove": True,
             "IpcMode": "private",

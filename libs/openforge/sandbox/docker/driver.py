@@ -31,7 +31,6 @@ from openforge.sandbox.process.ways_out import WayOut, open_ways_out, ports_of
 
 _READY_S, _END_S = 60.0, 30.0
 _LOOK_S = 0.5
-_LABEL = "openforge."
 _NEEDED = {"MemoryLimit": "memory", "PidsLimit": "pids", "CpuCfsQuota": "CPU"}
 
 
@@ -140,10 +139,10 @@ class DockerDriver:
     async def reconcile(self, labels: Mapping[str, str]) -> int:
         """Containers of dead owners that used our state folder, and what was written down of them."""
         try:
-            containers = await self._engine.list([f"{_LABEL}home={self._home}"])
+            containers = await self._engine.list([f"{container.LABEL}home={self._home}"])
         except EngineError as error:
             raise SandboxLost(f"the containers could not be listed, so none was ended: {error}") from error
-        by_id = {found["Labels"][f"{_LABEL}sandbox"]: found["Id"] for found in containers}
+        by_id = {found["Labels"][f"{container.LABEL}sandbox"]: found["Id"] for found in containers}
         ended = 0
         for record in list(self._records.orphans(labels)):
             await self._remove(by_id.get(record.id, ""))
@@ -227,7 +226,7 @@ class DockerDriver:
 
     def _labels(self, life: _Life, spec: SandboxSpec) -> dict[str, str]:
         own = {"home": self._home, "sandbox": life.id, "owner": self._owner}
-        return {f"{_LABEL}{key}": value for key, value in {**spec.labels, **own}.items()}
+        return {f"{container.LABEL}{key}": value for key, value in {**spec.labels, **own}.items()}
 
     def _record(self, life: _Life, spec: SandboxSpec) -> Record:
         return Record(

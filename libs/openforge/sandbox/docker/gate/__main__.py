@@ -1,0 +1,3 @@
+from openforge.sandbox.docker.gate.serve import main
+
+main()
