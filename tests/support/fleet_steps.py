@@ -1,5 +1,7 @@
 """`python fleet_steps.py MODEL WORLD OUT SECTIONS [LOAD]`: some training steps on that many ranks, results in OUT.
 
+What OUT/state holds is the state after the steps; with LOAD, what was loaded, saved again before the step.
+
 SECTIONS is JSON: more of the sections `algorithm` and `learner`.
 """
 
@@ -10,6 +12,7 @@ from pathlib import Path
 from learner_world import run_config, verdict
 
 from openforge.learner.backends.choose import backend_for
+from openforge.learner.backends.contract import Backend
 from openforge.learner.step import batch_of, step_of
 
 
@@ -21,6 +24,7 @@ def main(model: str, world: str, out: str, sections: str, load: str = "") -> Non
     folder = Path(out)
     if load:
         backend.load(Path(load))
+        save(backend, folder)
     seen = []
     for base in range(3 if not load else 1):
         first = base if not load else 3
@@ -42,11 +46,14 @@ def main(model: str, world: str, out: str, sections: str, load: str = "") -> Non
     logprobs = backend.logprobs(step.sequences)
     weights = {name: tensor.double().sum().item() for name, tensor in backend.export().items()}
     if not load:
-        (folder / "state").mkdir(parents=True)
-        backend.save(folder / "state")
-    folder.mkdir(parents=True, exist_ok=True)
+        save(backend, folder)
     (folder / "seen.json").write_text(json.dumps({"steps": seen, "logprobs": logprobs, "weights": weights}))
     backend.close()
+
+
+def save(backend: Backend, folder: Path) -> None:
+    (folder / "state").mkdir(parents=True)
+    backend.save(folder / "state")
 
 
 if __name__ == "__main__":

@@ -169,6 +169,9 @@ class TrainingSection(_Section, frozen=True, kw_only=True):
 class LearnerSection(_Section, frozen=True, kw_only=True):
     """`row_tokens` is the longest packed row; a longer sequence is retired. `threads` is torch's.
 
+    The `keep_checkpoints` newest checkpoints stay, and the `keep_best_checkpoints` whose last `checkpoint_every`
+    batches had the highest mean reward.
+
     `critic_learning_rate` is for `algorithm.advantage = "gae"`. After `warmup_steps` of rising learning rate it falls
     linearly, to zero after step `decay_steps`; 0 keeps it.
     """
@@ -188,7 +191,12 @@ class LearnerSection(_Section, frozen=True, kw_only=True):
     world_size: int = 1
     checkpoint_every: int = 5
     keep_checkpoints: int = 2
+    keep_best_checkpoints: int = 1
     lora: LoraSection = LoraSection()
+
+
+HOW_IT_IS_TRAINED = ("threads", "world_size", "checkpoint_every", "keep_checkpoints", "keep_best_checkpoints")
+"""Fields of the learner that say where a batch is computed and how often is saved: a run may be resumed with others."""
 
 
 class EvaluationSection(_Section, frozen=True, kw_only=True):

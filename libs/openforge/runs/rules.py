@@ -56,6 +56,7 @@ _LEAST: dict[str, tuple[float, str]] = {
     "learner.world_size": (1, "one process is the least"),
     "learner.checkpoint_every": (1, "1 saves after every step"),
     "learner.keep_checkpoints": (1, "the newest must stay"),
+    "learner.keep_best_checkpoints": (0, "0 keeps the newest alone"),
     "evaluation.heldout_episodes": (0, "0 evaluates nothing"),
     "evaluation.trials": (1, "1 tries each task once"),
     "judge.max_tokens": (1, "an answer is one JSON object, 1024 for example"),

@@ -1,14 +1,16 @@
 """Starting, resting, ending and resuming a run, and knowing which of these is the case.
 
 Promises: a run name stands for one config for ever: the same config resumes it, another is refused
-with the fields in which it differs.
+with the fields in which it differs. Only where the learner computes may change (`HOW_IT_IS_TRAINED`).
 """
 
 import asyncio
 
+import msgspec
+
 from openforge.bus import CAUGHT_UP, AlreadyTold, Bus, Cursors
 from openforge.protos import RunPaused, RunStopped, RunSubmitted, StopReason
-from openforge.runs.config import RunConfig
+from openforge.runs.config import HOW_IT_IS_TRAINED, RunConfig
 from openforge.runs.load import canonical, config_of, differing
 from openforge.runs.state import RunState
 
@@ -65,7 +67,8 @@ async def submit(bus: Bus, config: RunConfig, *, openforge_version: str = "") ->
 
 
 async def join(bus: Bus, config: RunConfig) -> bool:
-    """As `submit`, except that a run that works already is left to it. Whether it was submitted just now."""
+    """As `submit`, except that a run that works already is left to it, also where its learner computes elsewhere than
+    asked. Whether it was submitted just now."""
     state = await state_of(bus, config.run.name)
     if state.phase == "submitted":
         _expect_same(state, config, canonical(config)[1])
@@ -76,9 +79,15 @@ async def join(bus: Bus, config: RunConfig) -> bool:
 
 def _expect_same(state: RunState, config: RunConfig, digest: str) -> None:
     if state.config and state.config_digest != digest:
-        fields = differing(config_of(state.config), config)
+        fields = differing(_trained_as(config, config_of(state.config)), config)
         if fields:  # equal where only a release between them added defaults
             raise RunDiffers(config.run.name, fields)
+
+
+def _trained_as(config: RunConfig, other: RunConfig) -> RunConfig:
+    """`other`, computed where and saved as often as `config`."""
+    placed = {name: getattr(config.learner, name) for name in HOW_IT_IS_TRAINED}
+    return msgspec.structs.replace(other, learner=msgspec.structs.replace(other.learner, **placed))
 
 
 async def stop_run(bus: Bus, run: str, reason: StopReason = StopReason.INTERRUPTED, detail: str = "") -> int:

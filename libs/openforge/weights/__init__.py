@@ -9,6 +9,7 @@ from openforge.weights.manifest import (
     MANIFEST,
     WEIGHTS,
     BadWeights,
+    Dtype,
     FileEntry,
     Manifest,
     Probe,
@@ -18,20 +19,24 @@ from openforge.weights.manifest import (
     read_manifest,
 )
 from openforge.weights.retention import keep_newest
-from openforge.weights.write import write_weights
+from openforge.weights.write import drafted, save_tensors, write_model, write_weights
 
 __all__ = [
     "MANIFEST",
     "WEIGHTS",
     "BadWeights",
+    "Dtype",
     "FileEntry",
     "Manifest",
     "Probe",
     "TensorEntry",
     "Written",
     "check",
+    "drafted",
     "folder_name",
     "keep_newest",
     "read_manifest",
+    "save_tensors",
+    "write_model",
     "write_weights",
 ]

@@ -5,7 +5,8 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,13 +49,9 @@ def write_weights(
     Config and tokenizer files come from `config_dir`. A folder of that name that was left by a crash
     before its fact was told is replaced.
     """
-    root = Path(root)
-    root.mkdir(parents=True, exist_ok=True)
-    final = root / folder_name(version, incarnation)
-    draft = Path(tempfile.mkdtemp(prefix=f".{final.name}-", dir=root))
-    try:
-        config = _copy_config(Path(config_dir), draft, dtype)
-        _save(draft / WEIGHTS, tensors, dtype, tied=bool(config.get("tie_word_embeddings")))
+    final = Path(root) / folder_name(version, incarnation)
+    with drafted(final) as draft:
+        write_model(draft, tensors, config_dir=config_dir, dtype=dtype)
         manifest = Manifest(
             version=version,
             incarnation=incarnation,
@@ -66,11 +63,27 @@ def write_weights(
         )
         data = msgspec.json.encode(manifest)
         draft.joinpath(MANIFEST).write_bytes(data)
+    size = len(data) + sum(entry.bytes for entry in manifest.files.values())
+    return Written(path=final, digest=digest_of(data), bytes=size)
+
+
+@contextmanager
+def drafted(final: Path) -> Iterator[Path]:
+    """An empty folder, to be filled, that is on disk and has the name `final` once the block ends well, and is gone
+    otherwise."""
+    final.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=f".{final.name}-", dir=final.parent))
+    try:
+        yield draft
         _publish(draft, final)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-    size = len(data) + sum(entry.bytes for entry in manifest.files.values())
-    return Written(path=final, digest=digest_of(data), bytes=size)
+
+
+def write_model(folder: Path, tensors: Mapping[str, "torch.Tensor"], *, config_dir: str | Path, dtype: Dtype) -> None:
+    """Fill `folder` with what transformers loads: `tensors`, and config and tokenizer files of `config_dir`."""
+    config = _copy_config(Path(config_dir), folder, dtype)
+    save_tensors(folder / WEIGHTS, tensors, dtype, tied=bool(config.get("tie_word_embeddings")))
 
 
 def _copy_config(source: Path, draft: Path, dtype: Dtype) -> dict[str, Any]:
@@ -84,7 +97,8 @@ def _copy_config(source: Path, draft: Path, dtype: Dtype) -> dict[str, Any]:
     return config
 
 
-def _save(path: Path, tensors: Mapping[str, "torch.Tensor"], dtype: Dtype, *, tied: bool) -> None:
+def save_tensors(path: Path, tensors: Mapping[str, "torch.Tensor"], dtype: Dtype, *, tied: bool = False) -> None:
+    """As safetensors; the output head of a `tied` model is left out."""
     import torch
     from safetensors.torch import save_file
 

@@ -5,6 +5,7 @@ import typer
 from openforge.cli import (
     bench_command,
     bus_command,
+    checkpoint_command,
     doctor_command,
     env_command,
     export_command,
@@ -47,6 +48,7 @@ app.command()(sink_command.sink)
 app.command()(report_command.report)
 app.command()(export_command.export)
 app.command("import")(export_command.import_)
+app.add_typer(checkpoint_command.app, name="checkpoint")
 app.add_typer(model.app, name="model")
 app.add_typer(env_command.app, name="env")
 app.add_typer(sandbox_command.app, name="sandbox")

@@ -1,7 +1,8 @@
 """Checkpoints: one folder each, whole or not there.
 
 Promises: a folder with its final name is complete and on disk; what no longer has all its bytes is
-passed over; the `keep` newest stay.
+passed over; what another release wrote in a format of its own is refused; the `keep` newest and the
+`keep_best` best stay.
 
     c000010/learner.json    what the learner knows, and the size of every other file
     c000010/state/          what the backend wrote
@@ -12,10 +13,13 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from statistics import fmean
 
 import msgspec
+
+from openforge.service import BadSettings
 
 SCHEMA = 1
 MEMORY = "learner.json"
@@ -23,8 +27,15 @@ STATE = "state"
 _NAME = re.compile(r"c(\d{6,})")
 
 
+class ForeignCheckpoint(BadSettings):
+    """It is whole, but its format is not ours."""
+
+
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
-    """`batcher` is the encoded state of the fold up to `cursors`; `files` the sizes in bytes, by path."""
+    """`batcher` is the encoded state of the fold up to `cursors`, in it the fate of every group that was consumed;
+    `files` the sizes in bytes, by path; `config` the run's settings as canonical JSON; `rewards` the mean rewards of
+    the newest batches. What has a default is missing in checkpoints that older releases wrote.
+    """
 
     schema: int = SCHEMA
     version: int
@@ -32,6 +43,12 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     batcher: bytes
     cursors: dict[str, int]
     files: dict[str, int] = {}
+    config: str = ""
+    rewards: tuple[float, ...] = ()
+
+
+class _Stamp(msgspec.Struct, frozen=True):
+    schema: int
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,13 +59,27 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     def state(self) -> Path:
         return self.folder / STATE
 
+    @property
+    def version(self) -> int:
+        return self.memory.version
+
+    @property
+    def reward(self) -> float | None:
+        """The mean reward of the batches that led to it, as many as lie between two; None where nobody noted it."""
+        return fmean(self.memory.rewards) if self.memory.rewards else None
+
+    @property
+    def bytes(self) -> int:
+        return sum(self.memory.files.values())
+
 
 class Checkpoints:
-    """All checkpoints of a run, under `root`, which belongs to one learner at a time."""
+    """All checkpoints of a run, under `root`, where one learner at a time writes."""
 
-    def __init__(self, root: Path, keep: int) -> None:
+    def __init__(self, root: Path, keep: int = 1, keep_best: int = 0) -> None:
         self.root = root
         self._keep = keep
+        self._keep_best = keep_best
 
     def tidy(self) -> None:
         """Remove what a crash left half-written."""
@@ -57,7 +88,7 @@ class Checkpoints:
             shutil.rmtree(draft, ignore_errors=True)
 
     def newest_first(self) -> Iterator[Checkpoint]:
-        """All that are complete."""
+        """All that are complete. Raises `ForeignCheckpoint`."""
         folders = (
             [folder for folder in self.root.iterdir() if _NAME.fullmatch(folder.name)] if self.root.exists() else []
         )
@@ -77,7 +108,7 @@ class Checkpoints:
         _write(draft / MEMORY, msgspec.json.encode(memory))
         _sync(draft / STATE)
         _sync(draft)
-        shutil.rmtree(final, ignore_errors=True)
+        self._remove(final)
         os.replace(draft, final)
         _sync(self.root)
         self._prune()
@@ -91,8 +122,24 @@ class Checkpoints:
         return aside
 
     def _prune(self) -> None:
-        for old in list(self.newest_first())[self._keep :]:
-            shutil.rmtree(old.folder, ignore_errors=True)
+        whole = list(self.newest_first())
+        kept = [*whole[: self._keep], *best_first(whole)[: self._keep_best]]
+        for checkpoint in whole:
+            if checkpoint not in kept:
+                self._remove(checkpoint.folder)
+
+    def _remove(self, folder: Path) -> None:
+        """Its name first: a crash leaves a draft, which the next start removes."""
+        if folder.exists():
+            gone = folder.with_name(f".{folder.name}-removed")
+            shutil.rmtree(gone, ignore_errors=True)
+            shutil.rmtree(folder.replace(gone), ignore_errors=True)
+
+
+def best_first(checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
+    """Those with a reward, the highest first; of equals the newest."""
+    judged = [(reward, one.version, one) for one in checkpoints if (reward := one.reward) is not None]
+    return [one for _, _, one in sorted(judged, key=lambda entry: entry[:2], reverse=True)]
 
 
 def _version(folder: Path) -> int:
@@ -100,11 +147,18 @@ def _version(folder: Path) -> int:
 
 
 def _memory(folder: Path) -> Memory | None:
+    """None where it is torn."""
     try:
-        memory = msgspec.json.decode((folder / MEMORY).read_bytes(), type=Memory)
+        data = (folder / MEMORY).read_bytes()
+        schema = msgspec.json.decode(data, type=_Stamp).schema
+        if schema == SCHEMA:
+            return msgspec.json.decode(data, type=Memory)
     except (OSError, msgspec.DecodeError):
         return None
-    return memory if memory.schema == SCHEMA else None
+    raise ForeignCheckpoint(
+        f"checkpoint {folder} has format {schema}, and this release reads format {SCHEMA}: go on with the release that "
+        "wrote it, or move the folder away, so that its batches are computed again from the checkpoint before it"
+    )
 
 
 def _sizes(folder: Path) -> dict[str, int]:

@@ -11,14 +11,14 @@ import hashlib
 import msgspec
 
 from openforge.runs import RunConfig
+from openforge.runs.config import HOW_IT_IS_TRAINED
 from openforge.service import BadSettings
-
-_NO_MATTER = ("threads", "world_size", "checkpoint_every", "keep_checkpoints")
 
 
 def training_digest(config: RunConfig) -> str:
     """The sha256, in hex, of all settings that a step depends on."""
-    learner = {name: value for name, value in msgspec.to_builtins(config.learner).items() if name not in _NO_MATTER}
+    said = msgspec.to_builtins(config.learner)
+    learner = {name: value for name, value in said.items() if name not in HOW_IT_IS_TRAINED}
     decisive = {
         "model": config.model.path,
         "seed": config.run.seed,

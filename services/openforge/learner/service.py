@@ -14,7 +14,9 @@ import contextlib
 import os
 import socket
 import time
+from collections import deque
 from collections.abc import Iterable
+from pathlib import Path
 from typing import NoReturn
 
 import msgspec
@@ -42,7 +44,7 @@ from openforge.protos import (
     TrajectoryVerified,
 )
 from openforge.protos.trajectory import env_token
-from openforge.runs import RunConfig
+from openforge.runs import RunConfig, canonical
 from openforge.runs.submit import submitted_config
 from openforge.service import Zombie, health, log
 from openforge.weights import folder_name
@@ -69,7 +71,7 @@ class Learner:
         self._run = config.run.name
         self._digest = training_digest(config)
         self._weights = settings.home / "weights"
-        self._checkpoints = Checkpoints(settings.home / "checkpoints", config.learner.keep_checkpoints)
+        self._checkpoints = checkpoints_of(settings.home, config)
         self._slow = SlowThread("backend")
         self._backend: Backend
         self._publisher: Publisher
@@ -77,6 +79,7 @@ class Learner:
         self._cursors = Cursors()
         self._computed = 0
         self._saved = 0
+        self._rewards = deque[float](maxlen=config.learner.checkpoint_every)
         self._ahead = False
         self._saving: asyncio.Task[None] | None = None
         self._published: PolicyPublished | None = None
@@ -121,6 +124,7 @@ class Learner:
         self._batcher = Batcher(rules_of(self._config), msgspec.msgpack.decode(checkpoint.memory.batcher, type=State))
         self._cursors = Cursors(checkpoint.memory.cursors)
         self._computed = self._saved = version
+        self._rewards.extend(checkpoint.memory.rewards)
         return True
 
     def _expect(self, digest: str, version: int) -> None:
@@ -211,7 +215,7 @@ class Learner:
             log.info("computing again", run=self._run, version=fact.version, episodes=len(fact.episodes))
             batch = await self._batch(fact.base, fact.groups, fact.episodes)
             await self._compute(batch)
-            self._arrived(fact.version)
+            self._arrived(fact)
 
     async def _batch(self, base: int, groups: Iterable[str], episodes: Iterable[str]) -> Batch:
         trajectories = {episode: await self._trajectory(episode) for episode in episodes}
@@ -237,9 +241,10 @@ class Learner:
         step = await self._slow.call(step_of, batch, self._config.algorithm, self._backend.vocabulary)
         return step, await self._slow.call(self._backend.train, step.sequences, batch.base)
 
-    def _arrived(self, version: int) -> None:
+    def _arrived(self, fact: BatchTrained) -> None:
         """The backend's weights are those of a recorded version."""
-        self._computed = version
+        self._computed = fact.version
+        self._rewards.append(fact.reward_mean)
         self._ahead = False
 
     # New batches
@@ -259,7 +264,7 @@ class Learner:
             step, stats = await self._compute(batch)
         fact = self._trained(action, step, stats, time.monotonic() - began)
         await self._tell(fact)
-        self._arrived(fact.version)
+        self._arrived(fact)
         self._batcher.apply(fact)
         self._forget(fact.episodes)
         log.info(
@@ -380,6 +385,8 @@ class Learner:
             config_digest=self._digest,
             batcher=msgspec.msgpack.encode(self._batcher.state),
             cursors=self._cursors.sequences,
+            config=canonical(self._config)[0],
+            rewards=tuple(self._rewards),
         )
         self._saving = asyncio.create_task(self._write(memory))
         await asyncio.shield(self._saving)
@@ -406,6 +413,10 @@ class Learner:
 
 class LineageBroken(RuntimeError):
     """What was recorded can no longer be computed again."""
+
+
+def checkpoints_of(home: Path, config: RunConfig) -> Checkpoints:
+    return Checkpoints(home / "checkpoints", config.learner.keep_checkpoints, config.learner.keep_best_checkpoints)
 
 
 def rules_of(config: RunConfig) -> Rules:

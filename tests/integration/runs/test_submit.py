@@ -46,6 +46,19 @@ async def test_another_config_under_the_same_name_is_refused_by_field(bus: Bus) 
     assert await bus.count(RunSubmitted, "r") == 1
 
 
+async def test_where_the_learner_computes_may_change_when_a_run_is_resumed(bus: Bus) -> None:
+    await submit(bus, config())
+    elsewhere = msgspec.structs.replace(
+        config(), learner=msgspec.structs.replace(config().learner, world_size=2, checkpoint_every=1)
+    )
+    assert await submit(bus, elsewhere) == 1
+    assert await submitted_config(bus, "r") == (elsewhere, 1)
+    other = msgspec.structs.replace(elsewhere, learner=msgspec.structs.replace(elsewhere.learner, learning_rate=1.0))
+    with pytest.raises(RunDiffers) as refused:
+        await submit(bus, other)
+    assert refused.value.fields == ("learner.learning_rate: 1e-05 -> 1.0",)
+
+
 async def test_stopping_twice_is_no_error_and_a_run_that_never_was_is(bus: Bus) -> None:
     await submit(bus, config())
     assert await stop_run(bus, "r") == await stop_run(bus, "r", StopReason.FAILED, "again") == 0

@@ -1,8 +1,8 @@
 """Low-rank adapters (LoRA, arXiv 2106.09685; `peft`) inside the policy.
 
 Promises: the adapters start without effect; what is exported are the plain weights with the adapters merged in, under
-the names of the model's own checkpoint, so that every engine can load it; without adapters the model is the one the run
-started from.
+the names of the model's own checkpoint, so that every engine can load it; or the adapters alone, as peft writes them;
+without adapters the model is the one the run started from.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from openforge.runs.config import LoraSection
 
 ADAPTER = "default"
 _BASE, _DOWN, _UP = ".base_layer", ".lora_A.", ".lora_B."
+_PEFT = "base_model.model."
 
 
 def equip(model: Any, lora: LoraSection) -> None:
@@ -56,6 +57,31 @@ def merged(parameters: Mapping[str, Tensor], lora: LoraSection) -> dict[str, Ten
             weight = weight + scale * (up @ down)
         found[name.replace(_BASE, "")] = weight
     return found
+
+
+def alone(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The adapters under the names that peft gives them in a file."""
+    return {
+        f"{_PEFT}{name.replace(f'.{ADAPTER}.', '.')}": parameter
+        for name, parameter in parameters.items()
+        if _DOWN in name or _UP in name
+    }
+
+
+def peft_config(adapters: Mapping[str, Tensor], lora: LoraSection, model_path: str) -> Any:
+    """What peft has to know of `adapters`, as `alone` names them, to put them on the model again."""
+    from peft import LoraConfig
+
+    layers = {name.split(_DOWN)[0].rsplit(".", 1)[-1] for name in adapters if _DOWN in name}
+    targets = sorted(layers) if lora.targets == ("all-linear",) else list(lora.targets)
+    return LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        target_modules=targets,
+        base_model_name_or_path=model_path,
+        task_type="CAUSAL_LM",
+        inference_mode=True,
+    )
 
 
 @contextmanager

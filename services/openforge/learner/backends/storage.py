@@ -1,6 +1,7 @@
 """Weights, optimizer and random numbers in a folder, by torch's distributed checkpoint.
 
-Promises: what is loaded is bit for bit what was saved; another number of ranks may load it.
+Promises: what is loaded is bit for bit what was saved; another number of ranks may load it; the policy's weights can be
+read alone, by a single process that has neither the pool nor its optimizer.
 """
 
 from __future__ import annotations
@@ -13,22 +14,32 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from openforge.learner.backends import ranks
 from openforge.learner.backends.trained import Trained
 
+POLICY = "model.model."
+"""How the policy's parameters begin in a checkpoint: the entry `model`, and the transformers model in its network."""
+
+
+class StorageFailed(RuntimeError):
+    """What torch could not write or read; its own exception for that is none that `except Exception` sees."""
+
 
 def save(folder: Path, stored: Mapping[str, Trained]) -> None:
     """`stored` by the prefix of its names in the checkpoint."""
     writer = dcp.FileSystemWriter(folder, sync_files=True)
-    with _single_process_is_meant():
+    with _as_torch_says():
         dcp.save(_state(stored), storage_writer=writer, no_dist=_alone())
 
 
 def load(folder: Path, stored: Mapping[str, Trained]) -> None:
     state = _state(stored)
-    with _single_process_is_meant():
+    with _as_torch_says():
         dcp.load(state, storage_reader=dcp.FileSystemReader(folder), no_dist=_alone())
     for prefix, trained in stored.items():
         set_state_dict(
@@ -38,6 +49,19 @@ def load(folder: Path, stored: Mapping[str, Trained]) -> None:
             optim_state_dict=state[f"{prefix}optimizer"],
         )
     torch.set_rng_state(state["random"])
+
+
+def policy_parameters(folder: Path) -> dict[str, Tensor]:
+    """The policy's parameters under their names in its model, whole, as they were saved by however many ranks."""
+    with _as_torch_says():
+        reader = dcp.FileSystemReader(folder)
+        wanted = {
+            name: torch.empty(entry.size, dtype=entry.properties.dtype)
+            for name, entry in reader.read_metadata().state_dict_metadata.items()
+            if name.startswith(POLICY) and isinstance(entry, TensorStorageMetadata)
+        }
+        dcp.load(wanted, storage_reader=reader, no_dist=True)
+    return {name.removeprefix(POLICY): tensor for name, tensor in wanted.items()}
 
 
 def _state(stored: Mapping[str, Trained]) -> dict[str, Any]:
@@ -53,8 +77,11 @@ def _alone() -> bool:
 
 
 @contextmanager
-def _single_process_is_meant() -> Iterator[None]:
-    """Torch warns of what `no_dist` says."""
+def _as_torch_says() -> Iterator[None]:
+    """Raises `StorageFailed`. That a single process is meant is no reason to warn."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        yield
+        try:
+            yield
+        except CheckpointException as failed:
+            raise StorageFailed("; ".join(str(cause) for cause, _ in failed.failures.values())) from failed
