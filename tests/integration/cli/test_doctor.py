@@ -10,10 +10,12 @@ import msgspec
 import pytest
 from credentials_world import World, world_at
 from fact_examples import DEAD_LETTER, FACTS, RUN
+from pods import cluster
 
-from openforge.bus import BusSettings
+from openforge.bus import Bus, BusSettings
 from openforge.bus.permissions import OPERATOR
 from openforge.bus.server import NatsServer, ServerConfig, free_port
+from openforge.bus.settings import StreamLimits
 from openforge.cli.doctor import Deployment, Finding, examine
 from openforge.service import HealthState
 
@@ -99,6 +101,30 @@ async def test_a_stream_that_is_nearly_full(world: World) -> None:
         info = await bus.link.ask_api("STREAM.INFO.RUN")
         await bus.link.ask_api("STREAM.UPDATE.RUN", info["config"] | {"max_bytes": info["state"]["bytes"] + 1})
     await the_fault(deployment(world), "streams", "RUN holds", "OPENFORGE_STREAM_MAX_BYTES")
+
+
+async def test_streams_with_too_few_copies_and_a_node_of_the_cluster_that_is_gone(tmp_path: Path) -> None:
+    async with cluster(tmp_path, "local-cpu", RUN, only=("nats",)) as pods:
+        settings = pods.operator()
+        alone = msgspec.structs.replace(settings, streams=StreamLimits(replicas=1))
+        async with Bus.connect(alone, name="test") as bus:
+            await bus.set_up()
+        found = await faults(Deployment(bus=settings, sandbox=False))
+        assert "has 1 replicas, OPENFORGE_STREAM_REPLICAS wants 3" in found["streams"].said
+        assert "openforge bus set-up" in found["streams"].remedy
+        await pods.complete("bus-set-up", within_s=120)
+        await pods.process("nats-1").stop()
+        async with asyncio.timeout(120):
+            while "streams" not in (found := await faults(Deployment(bus=settings, sandbox=False))):
+                await asyncio.sleep(0.5)  # until the others miss it
+    assert "nats-1 is not up to date" in found["streams"].said
+    assert "start that NATS node again" in found["streams"].remedy
+
+
+async def test_sandboxes_that_cannot_be_made(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENFORGE_SANDBOX_DRIVER", "docker")
+    monkeypatch.setenv("OPENFORGE_SANDBOX_SOCKET", str(tmp_path / "nobody.sock"))
+    await the_fault(deployment(world, sandbox=True), "sandbox", "nobody.sock", "OPENFORGE_SANDBOX_SOCKET")
 
 
 async def test_a_clock_that_is_wrong(world: World) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 import msgspec
 
+from openforge.bus import BadSettings
 from openforge.cli.doctor.deployment import Deployment
 from openforge.cli.doctor.finding import Finding, fault, note, ok, skipped
 from openforge.models import UnknownModel, resolve
@@ -86,12 +87,22 @@ def _model(model: str) -> Finding:
         return fault("model", str(error), "`openforge model get NAME`, or mount the folder here under the same path")
 
 
+_NO_SANDBOX = {
+    "process": "install bubblewrap and allow user namespaces, or run the manager as root",
+    "docker": "start the daemon, set OPENFORGE_SANDBOX_SOCKET to its socket and OPENFORGE_SANDBOX_IMAGE to an image",
+    "kubernetes": "give the pod's account the rights that docs/isolation.md lists, or set OPENFORGE_SANDBOX_KUBECONFIG",
+}
+
+
 async def _sandbox(config: RunConfig | None) -> Finding:
     """One box from its making to its end, here: the doctor runs where the sandbox manager does."""
     began = time.monotonic()
     try:
+        settings = settings_from_env(DriverSettings)
+    except BadSettings as error:
+        return fault("sandbox", str(error), "change it where the manager's environment is set")
+    try:
         with tempfile.TemporaryDirectory(prefix="openforge-doctor-") as folder:
-            settings = settings_from_env(DriverSettings)
             driver = await open_driver(settings, Path(folder), owner="doctor", allow_reduced=True)
             try:
                 box = await driver.create(SandboxSpec(name="doctor", network="none"))
@@ -100,7 +111,7 @@ async def _sandbox(config: RunConfig | None) -> Finding:
             finally:
                 await driver.close()
     except (CannotIsolate, SandboxLost, ValueError, OSError) as error:
-        return fault("sandbox", str(error), "install bubblewrap and allow user namespaces, or run the manager as root")
+        return fault("sandbox", str(error), _NO_SANDBOX[settings.sandbox_driver])
     if result.stdout != b"well\n":
         return fault("sandbox", f"it ended with {result.exit_code}: {result.stderr!r}", "run its command by hand")
     if driver.isolation == "reduced" and not (config and config.run.trusted_only):
