@@ -24,12 +24,15 @@ def test_conversations_grow_from_six_to_ten_thousand_tokens_and_share_no_text(tm
 
 
 async def test_a_short_bench_measures_our_proxy_and_says_why_there_are_no_peers() -> None:
-    told = await asyncio.wait_for(bench(Options(calls=20, repeats=1, memory_calls=160)), 600)
+    told = await asyncio.wait_for(bench(Options(calls=20, repeats=1, memory_calls=170)), 600)
     for field in ("added_ms_p50_c1", "cold_ms_p50", "calls_per_s_c16", "stored_bytes_per_turn"):
         assert told[field] > 0, field
     assert told["best_peer_calls_per_s_c16"] is None
-    assert told["rss_growth_mb_10k_calls"] is None, "160 calls are not ten thousand"
-    assert len(told["memory"]["rss_mb"]) == 11
+    assert told["rss_growth_mb_10k_calls"] is None, "170 calls are not ten thousand"
+    assert told["memory"]["calls"] == 320, (
+        "whole episodes of all that are at work at once, and not fewer calls than asked"
+    )
+    assert len(told["memory"]["rss_mb"]) == 3
     rows = msgspec.convert(msgspec.to_builtins(told["rows"]), list[Row])
     assert [row.name for row in rows[:2]] == ["openforge", "openforge, streamed"]
     assert [row.name for row in rows[2:]] == [peer.title for peer in PEERS]
@@ -40,6 +43,6 @@ def test_the_best_peer_is_the_one_with_the_most_calls() -> None:
     figures = dict.fromkeys(("added_ms_p50_c1", "added_ms_p99_c1", "cold_ms_p50", "cpu_ms_c16"), 1.0)
     own = {"rows": [Row(name="openforge", figures=figures | {"calls_per_s_c16": 9.0})], "rss_mb": [100.0, 101.5]}
     others = [Row(name=str(rate), figures=figures | {"calls_per_s_c16": rate}) for rate in (2.0, 3.0, 1.0)]
-    told = report(own | {"stored_bytes_per_turn": 1.0, "memory_calls": 10_240}, others, Options())
+    told = report(own | {"stored_bytes_per_turn": 1.0, "memory_calls": 10_080}, others, Options())
     assert told["best_peer_calls_per_s_c16"] == 3.0
     assert told["rss_growth_mb_10k_calls"] == 1.5

@@ -43,6 +43,7 @@ from openforge.service import read_health
 RUN = "bench"
 AT_ONCE = 16
 MEMORY_CALLS = 10_000
+_MEMORY_PARTS = 10
 _SAMPLED_TOKENS = 200
 _WINDOW = 32_000
 _GENERATE, _COMPLETE = "/inference/v1/generate", "/v1/chat/completions"
@@ -188,10 +189,13 @@ class Bench(msgspec.Struct, kw_only=True):
         return Row(name=name, figures=figures, repeats=repeats, rss_mb=rss_mb(self.pid))
 
     async def memory(self, calls: int) -> tuple[int, list[float]]:
-        """How many calls were made, and the proxy's resident megabytes before them and after each tenth of them."""
+        """How many calls were made, at least `calls`, and the proxy's resident megabytes before and meanwhile."""
         sizes, made = [rss_mb(self.pid)], 0
-        for part in range(10):
-            spent, _ = await self.loaded(f"memory-{part}", AT_ONCE, -(-calls // 10))
+        episodes = -(-calls // (AT_ONCE * TURNS))
+        parts = min(_MEMORY_PARTS, episodes)
+        for part in range(parts):
+            each = episodes * (part + 1) // parts - episodes * part // parts
+            spent, _ = await self.loaded(f"memory-{part}", AT_ONCE, each * AT_ONCE * TURNS)
             made += spent.calls
             sizes.append(rss_mb(self.pid))
         return made, sizes
@@ -324,9 +328,7 @@ def report(own: Mapping[str, Any], others: Sequence[Row], options: Options) -> d
         **{field: whole.figures[field] for field in wanted},
         "best_peer_calls_per_s_c16": best,
         "stored_bytes_per_turn": own["stored_bytes_per_turn"],
-        "rss_growth_mb_10k_calls": round(sizes[-1] - sizes[0], 1)
-        if own["memory_calls"] >= 0.9 * MEMORY_CALLS
-        else None,
+        "rss_growth_mb_10k_calls": round(sizes[-1] - sizes[0], 1) if own["memory_calls"] >= MEMORY_CALLS else None,
         "memory": {"calls": own["memory_calls"], "rss_mb": sizes},
         "proxy_cpu_ms_per_call": whole.figures["cpu_ms_c16"],
         "calls": options.calls,
