@@ -120,12 +120,16 @@ class Line:
 
 @dataclass
 class Wanderer:
-    """`lost` are conversations whose going on did not begin with the recorded ids: there must be none."""
+    """`lost` are conversations whose going on did not begin with the recorded ids: there must be none.
+
+    `unread` are the turns whose answers came to nobody, though the proxy saw them read: calls that the line doubled.
+    """
 
     rng: random.Random
     talk: Talk = field(default_factory=Talk)
     lines: list[Line] = field(default_factory=list)
     lost: list[int] = field(default_factory=list)
+    unread: set[int] = field(default_factory=set)
 
     def wander(self, steps: int) -> None:
         for _ in range(steps):
@@ -146,6 +150,7 @@ class Wanderer:
                     self._compact,
                     self._go_away,
                     self._two_at_once,
+                    self._doubled,
                 )
             )(line)
             if self.rng.random() < 0.1:
@@ -229,6 +234,16 @@ class Wanderer:
         self.lines.append(twin)
         self._answered(twin, second_new, self.talk.tell(second, self.rng.choice(ANSWERS)))
         self._answered(line, first_new, self.talk.tell(first, self.rng.choice(ANSWERS)))
+
+    def _doubled(self, line: Line) -> None:
+        """The line sends the call twice at once, and one of the answers comes to nobody."""
+        new = self._new(line)
+        placements = [self._placed(line, new) for _ in range(2)]
+        turns = [self.talk.tell(placement, self.rng.choice(ANSWERS)) for placement in placements]
+        read, unread = self.rng.sample(turns, 2)
+        if without_reasoning(read.reply) != without_reasoning(unread.reply):  # else its history may read as the other
+            self.unread.add(unread.number)
+        self._answered(line, new, read)
 
     # -- how it does it
 

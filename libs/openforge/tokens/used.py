@@ -9,11 +9,11 @@ from collections.abc import Collection, Iterable, Iterator
 
 import msgspec
 
-from openforge.protos import BranchCause, TurnStatus, common_length, covered
+from openforge.protos import BranchCause, TurnStatus, common_length, covered, unpack_ids
 from openforge.tokens.rebuild import Conversation, RebuiltTurn
 
-_HEADER_TOKENS = 8
-"""Within so many tokens of the place where two prompts part, the header of a message is over."""
+_HEADER_TOKENS = 16
+"""No message's header is longer."""
 _ID_BYTES = 4
 
 
@@ -102,15 +102,20 @@ def _shown(conversation: Conversation, answers: set[int], went_on: set[int], rec
 
 
 def _shows(later: RebuiltTurn, answer: RebuiltTurn) -> bool:
-    """Whether the answer stands in a later prompt where that one and its own part.
-
-    They part right before it, or before a message that was there for one call only.
+    """Whether the answer stands in a later prompt where that one and its own part: right before it, or before its
+    header where its own prompt had one more message, for that call only.
     """
     sampled = answer.fact.sampled
     if later.fact.turn <= answer.fact.turn or not sampled:
         return False
     at = common_length(later.prompt, answer.prompt) * _ID_BYTES
-    return any(later.prompt.startswith(sampled, at + gap * _ID_BYTES) for gap in range(_HEADER_TOKENS + 1))
+    rest = answer.prompt[at:]
+    if unpack_ids(rest).count(unpack_ids(sampled[-_ID_BYTES:])[0]) > 1:
+        return False  # more than one message ends there: an answer ends as any message does
+    return any(
+        later.prompt.startswith(sampled, end) and rest.endswith(later.prompt[at:end])
+        for end in range(at, at + (_HEADER_TOKENS + 1) * _ID_BYTES, _ID_BYTES)
+    )
 
 
 def _left(conversation: Conversation, answers: set[int], received: set[int]) -> set[int]:

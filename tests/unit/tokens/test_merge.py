@@ -419,8 +419,10 @@ def _is_seen(conversation: Conversation, answer: RebuiltTurn) -> bool:
         prompt = unpack_ids(later.prompt)
         shorter = min(len(prompt), len(own))
         part = next((at for at in range(shorter) if prompt[at] != own[at]), shorter)
-        places = range(part, part + 9)
-        if later.fact.turn > answer.fact.turn and ids and any(prompt[at : at + len(ids)] == ids for at in places):
+        heads = [at for at in range(part, part + 17) if at == part or own[part:][part - at :] == prompt[part:at]]
+        if own[part:].count(ids[-1] if ids else -1) > 1:
+            continue
+        if later.fact.turn > answer.fact.turn and ids and any(prompt[at : at + len(ids)] == ids for at in heads):
             return True
     return False
 
