@@ -12,7 +12,9 @@ from openforge.chat.contract import Message, Tool, ToolCall
 from openforge.chat.dialect import KEEP_ALIVE, Answer, BadRequest, Head, Problem, Request, ToolChoice
 from openforge.chat.fields import ABSENT, UNREADABLE, choice_of, least, not_offered, recorded, stops_of
 from openforge.chat.openai_forms import (
+    NOT_SAMPLING,
     CustomFormat,
+    choice_in_a_word,
     custom_tool,
     error_body,
     overflow,
@@ -25,23 +27,7 @@ from openforge.protos import FinishReason
 
 NAME = "chat"
 
-_NOT_SAMPLING = frozenset(
-    {
-        "messages",
-        "tools",
-        "functions",
-        "stream",
-        "stream_options",
-        "metadata",
-        "client_metadata",
-        "user",
-        "safety_identifier",
-        "store",
-        "service_tier",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-    }
-)
+_NOT_SAMPLING = NOT_SAMPLING | {"messages", "functions"}
 _LEGACY = "function_call"
 """What a request with `functions` wants: its call as `function_call`."""
 
@@ -300,9 +286,7 @@ def _format(form: dict[str, msgspec.Raw] | None) -> CustomFormat | None:
 
 def _choice(choice: str | _Choice | None, tools: Sequence[Tool]) -> ToolChoice:
     if choice is None or isinstance(choice, str):
-        if choice not in (None, "auto", "none", "required"):
-            raise BadRequest(f"tool_choice = {choice!r} is unknown: use auto, none, required, or name a tool")
-        return ToolChoice(choice or "auto")  # type: ignore[arg-type]
+        return choice_in_a_word(choice)
     if choice.allowed_tools is not None:
         mode = "named" if choice.allowed_tools.mode == "required" else "auto"
         names = [(tool.function or tool.custom or _Named()).name for tool in choice.allowed_tools.tools]

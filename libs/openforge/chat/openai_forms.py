@@ -1,4 +1,4 @@
-"""What Chat Completions and Responses have in common: custom tools, schemas, errors.
+"""What Chat Completions and Responses have in common: custom tools, choices, schemas, errors.
 
 Promises: what a model sampled for a custom tool comes back as the same arguments, also where they were not
 `{"input": text}`.
@@ -7,7 +7,7 @@ Promises: what a model sampled for a custom tool comes back as the same argument
 import msgspec
 
 from openforge.chat.contract import CUSTOM_PARAMETERS, Tool, ToolCall
-from openforge.chat.dialect import BadRequest, Problem
+from openforge.chat.dialect import BadRequest, Problem, ToolChoice
 
 _ANY_OBJECT = b'{"type":"object"}'
 _RAW = "raw"
@@ -59,6 +59,29 @@ def sampled_arguments(call_id: str, text: str) -> str:
 
 
 # -- what is asked for
+
+NOT_SAMPLING = frozenset(
+    {
+        "tools",
+        "stream",
+        "stream_options",
+        "metadata",
+        "client_metadata",
+        "user",
+        "safety_identifier",
+        "store",
+        "service_tier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+    }
+)
+"""The fields of both dialects that do not change what is sampled, or are compared by themselves."""
+
+
+def choice_in_a_word(choice: str | None) -> ToolChoice:
+    if choice not in (None, "auto", "none", "required"):
+        raise BadRequest(f"tool_choice = {choice!r} is unknown: use auto, none, required, or name a tool")
+    return ToolChoice(choice or "auto")  # type: ignore[arg-type]
 
 
 def schema_of(field: str, kind: str, schema: msgspec.Raw) -> bytes:
