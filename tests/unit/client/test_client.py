@@ -30,6 +30,7 @@ from openforge.protos import (
 )
 
 TRAJECTORY = next(fact for fact in FACTS if isinstance(fact, TrajectoryVerified))
+POLICY = [fact for fact in FACTS if fact.kind == "policy"]
 
 
 def trajectory(n: int, *, run: str = RUN, env: str = "shell", harness: str = "mini") -> TrajectoryVerified:
@@ -54,7 +55,7 @@ async def test_every_kind_is_read_as_it_was_told(bus: Bus, bus_settings: BusSett
         assert await all_of(client.trajectories(until_now=True)) == [TRAJECTORY]
         assert [type(fact) for fact in await all_of(client.turns(until_now=True))] == [TurnRecorded]
         assert [type(fact) for fact in await all_of(client.batches(until_now=True))] == [BatchTrained]
-        assert await all_of(client.policy(until_now=True)) == [fact for fact in FACTS if fact.kind == "policy"]
+        assert await all_of(client.policy(until_now=True)) == POLICY
         assert [fact.version for fact in await all_of(client.facts(PolicyPublished, 4, until_now=True))] == [4]
         assert await all_of(client.facts(RunStopped, 7, until_now=True)) == []
     sequence = TRAJECTORY.sequences[0]
@@ -205,7 +206,7 @@ def test_a_program_without_an_event_loop_reads_the_same(nats_url_with_facts: str
         assert next(reading).fact == TRAJECTORY
         reading.done()
         assert [told.fact.version for told in client.batches(until_now=True)] == [4]
-        assert [told.fact for told in client.policy(until_now=True)] == [fact for fact in FACTS if fact.kind == "policy"]
+        assert [told.fact for told in client.policy(until_now=True)] == POLICY
         assert len(list(client.turns(until_now=True))) == 1
         assert list(client.facts(RunStopped, 9, until_now=True)) == []
 
