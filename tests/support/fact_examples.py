@@ -117,6 +117,7 @@ FACTS: tuple[Fact, ...] = (
         engine=EngineIdentity(engine="engine-0", model="smollm2"),
         timing=Timing(received_at=1.75e9, sampled_s=0.5),
         guided=True,
+        read=(0,),
     ),
     TrajectoryVerified(
         run=RUN,

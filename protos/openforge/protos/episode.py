@@ -98,7 +98,7 @@ class EpisodeSealed(Fact, frozen=True, kw_only=True, tag=True):
 
     `refused` counts the calls that came after the end; `engine_failures` the calls whose answer the
     harness never got for a reason of ours, `malformed` those that could not be read. `orphaned` are turns whose
-    answer, as far as is known, came to a harness that was no longer there.
+    answer came to a harness that was no longer there, or of which a proxy that died knew what became.
     """
 
     kind: ClassVar[str] = "episode"

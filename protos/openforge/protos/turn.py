@@ -59,7 +59,8 @@ class TurnRecorded(Fact, frozen=True, kw_only=True, tag=True):
     the JSON list of messages that the parent does not have, `reply` the JSON message the harness was
     told, `asked` the JSON of the sampling fields it sent. `tools` is the JSON tool list, empty where it
     is the parent's. The conversation that was sent is the first `kept` messages of
-    the parent's (its reply included), then `messages`; messages are `openforge.chat` Messages.
+    the parent's (its reply included), then `messages`; messages are `openforge.chat` Messages. `read` are earlier turns
+    whose answers were read to their end, as far as no turn before says so and none goes on from them.
     """
 
     kind: ClassVar[str] = "turn"
@@ -95,6 +96,7 @@ class TurnRecorded(Fact, frozen=True, kw_only=True, tag=True):
     routed_experts: BlobRef | None = None
     caller: Caller = Caller.MAIN
     guided: bool = False
+    read: tuple[int, ...] = ()
 
     def key(self) -> tuple[str | int, ...]:
         return (self.episode, self.attempt, self.turn)

@@ -20,7 +20,8 @@ from openforge.proxy.bounds import check
 from openforge.proxy.calls import Call, Overflow, Refusal
 from openforge.proxy.context import Context
 from openforge.proxy.core import Turn
-from openforge.proxy.desk import Desk, Desks
+from openforge.proxy.desk import Desk
+from openforge.proxy.desks import Desks
 from openforge.proxy.hints import harness_of, says_retry
 from openforge.proxy.keys import Keys
 from openforge.proxy.routes import Count, Models, route_of, service_at, speaker_at

@@ -205,7 +205,7 @@ class Attempt:
     def restore(self, facts: Sequence[TurnRecorded]) -> None:
         """The tree as it was, from all the turns that were told, in any order.
 
-        Whether an answer reached the harness is known only where the harness went on from it.
+        Whether an answer was read to its end is known where the harness went on from it or a later turn says so.
         """
         conversations: dict[int, tuple[Message, ...]] = {}
         tools: dict[int, tuple[Tool, ...]] = {}
@@ -230,6 +230,12 @@ class Attempt:
                 caller=fact.caller,
             )
             self.add(fact, placement, reply)
+            for number in fact.read:
+                self.turns[number].received = True
+
+    def read(self) -> Iterator[int]:
+        """The turns whose answers were read to their end, where no other turn goes on from them."""
+        return (turn.number for turn in self.turns if turn.received and turn.continued_by is None)
 
     def question(
         self, messages: tuple[Message, ...], tools: tuple[Tool, ...], digest: str, harness: HarnessIdentity

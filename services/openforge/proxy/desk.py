@@ -7,8 +7,7 @@ and `turns` are all that were ever told.
 import asyncio
 import dataclasses
 import hashlib
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NoReturn
 
@@ -21,6 +20,7 @@ from openforge.chat.decoding import first_stop, reasoning_length
 from openforge.chat.dialect import Answer, BadRequest, Problem, Request
 from openforge.protos import (
     AttemptKey,
+    BranchCause,
     EpisodeEnded,
     EpisodeSealed,
     FinishReason,
@@ -32,12 +32,23 @@ from openforge.protos import (
 )
 from openforge.proxy.calls import Call, Order, Overflow, Refusal
 from openforge.proxy.context import Context
-from openforge.proxy.core import Asked, Attempt, Join, PromptTooLong, Replay, Turn, reply_of, room, turn_fact, view
+from openforge.proxy.core import (
+    Asked,
+    Attempt,
+    Join,
+    Placement,
+    PromptTooLong,
+    Replay,
+    Turn,
+    reply_of,
+    room,
+    turn_fact,
+    view,
+)
 from openforge.service import log
 from openforge.tokens import RecordBroken
 
 _MOST_CONTESTED = 8
-_SEALED_KEPT = 100_000
 _LONG = 8_000
 """Characters that take longer to tokenise than to hand to a thread."""
 
@@ -86,6 +97,7 @@ class Desk:
         self._ordinal = 0
         self._failed: set[str] = set()
         self._told: set[int] = set()
+        self._said_read: set[int] = set()
         self._kept: set[str] = set()
 
     async def load(self) -> "Desk":
@@ -98,6 +110,7 @@ class Desk:
         told = await self._context.bus.read(TurnRecorded, self._run, self._episode, self._attempt)
         facts = [entry.fact for entry in told]
         self._told = {fact.turn for fact in facts}
+        self._said_read.update(*(fact.read for fact in facts))
         tree = Attempt(self._context.renderer)
         tree.open = self._tree.open
         try:
@@ -309,6 +322,8 @@ class Desk:
         )
         if order.guide is not None:
             fact = msgspec.structs.replace(fact, guided=True, forced=_forced(call.sampled.logprobs))
+        if read := self._newly_read(placement):
+            fact = msgspec.structs.replace(fact, read=read)
         if images := _images(question.messages[placement.kept :]):
             await self._keep(order.pictures)
             fact = msgspec.structs.replace(fact, images=images)
@@ -331,9 +346,15 @@ class Desk:
         )
         tracing.note(turn=fact.turn, sampled_tokens=len(call.sampled.ids), first_token_s=fact.timing.first_token_s)
         self._told.add(fact.turn)
+        self._said_read.update(fact.read)
         turn = self._tree.add(fact, placement, reply)
         turn.cached_tokens = call.sampled.cached_tokens
         return turn
+
+    def _newly_read(self, placement: Placement) -> tuple[int, ...]:
+        """Answers that were read and are not said to be; the one that this turn goes on from goes without saying."""
+        known = {placement.parent} if placement.cause is BranchCause.CONTINUED else set()
+        return tuple(turn for turn in self._tree.read() if turn not in self._said_read | known)
 
     async def _keep(self, pictures: Mapping[str, bytes]) -> None:
         """What a record refers to is there before the record is."""
@@ -356,12 +377,14 @@ class Desk:
             refused=self.refused,
             engine_failures=len(self._failed),
             malformed=self.malformed,
-            orphaned=tuple(
-                turn.number
-                for turn in self._tree.turns
-                if turn.received is False and turn.continued_by is None and turn.status is TurnStatus.DELIVERED
-            ),
+            orphaned=tuple(turn.number for turn in self._tree.turns if self._is_orphan(turn)),
         )
+
+    def _is_orphan(self, turn: Turn) -> bool:
+        """Whether nobody read its answer to the end. What another proxy knows of its own turns is not known here."""
+        if turn.continued_by is not None or turn.status is not TurnStatus.DELIVERED:
+            return False
+        return not turn.received if self._context.settings.proxy_replicas == 1 else turn.received is False
 
     async def end(self) -> None:
         """Take no more calls, and call off the open ones."""
@@ -381,68 +404,3 @@ class Desk:
         self.stop(TurnStatus.ABANDONED)
         while self._tasks:
             await asyncio.wait(set(self._tasks))
-
-
-class Desks:
-    """The desks of all attempts at work, loaded when they are first needed.
-
-    `shared`: other proxies work at the same attempts, so each call looks for what they told. `stragglers` counts
-    calls of attempts that are sealed, or whose desk was never here.
-    """
-
-    def __init__(self, open_desk: Callable[[str, int], Desk], *, shared: bool = False) -> None:
-        self.stragglers = 0
-        self._open_desk = open_desk
-        self._shared = shared
-        self._desks: dict[tuple[str, int], asyncio.Task[Desk]] = {}
-        self._sealed: OrderedDict[tuple[str, int], None] = OrderedDict()
-
-    def refuse(self, episode: str, attempt: int) -> NoReturn:
-        """The attempt's key opens nothing any more. Raises `Refusal`."""
-        task = self._desks.get((episode, attempt))
-        if task is not None and task.done() and not task.exception():
-            task.result().refuse()
-        self._turn_away(episode, attempt)
-
-    async def open(self, episode: str, attempt: int) -> Desk:
-        """The desk, for a caller; raises `Refusal` where everything is over."""
-        if (episode, attempt) in self._sealed:
-            self._turn_away(episode, attempt)
-        desk = await self.of(episode, attempt)
-        if self._shared:
-            await desk.catch_up()
-        return desk
-
-    def _turn_away(self, episode: str, attempt: int) -> NoReturn:
-        self.stragglers += 1
-        if self.stragglers.bit_count() == 1:  # a harness that hammers on fills no log
-            log.warning("call after the seal", episode=episode, attempt=attempt, so_far=self.stragglers)
-        raise ended(f"{episode}.{attempt}")
-
-    async def of(self, episode: str, attempt: int) -> Desk:
-        key = (episode, attempt)
-        if key not in self._desks:
-            self._desks[key] = asyncio.create_task(self._open_desk(episode, attempt).load())
-        task = self._desks[key]
-        try:
-            return await asyncio.shield(task)
-        except BaseException:
-            if task.done() and (task.cancelled() or task.exception()) and self._desks.get(key) is task:
-                del self._desks[key]
-            raise
-
-    async def ended(self, episode: str, attempt: int) -> None:
-        """Another proxy may seal this attempt: what is open here is called off and told."""
-        if (episode, attempt) in self._desks:
-            await (await self.of(episode, attempt)).end()
-
-    def sealed(self, episode: str, attempt: int) -> None:
-        """Nothing of it is needed any more. Its name is kept for a while: to look it up again costs a request."""
-        self._desks.pop((episode, attempt), None)
-        self._sealed[episode, attempt] = None
-        if len(self._sealed) > _SEALED_KEPT:
-            self._sealed.popitem(last=False)
-
-    async def drain(self, timeout_s: float) -> None:
-        desks = [task.result() for task in self._desks.values() if task.done() and not task.exception()]
-        await asyncio.gather(*(desk.drained(timeout_s) for desk in desks))

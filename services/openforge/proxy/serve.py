@@ -18,7 +18,8 @@ from openforge.protos import KEY_BUCKET, EpisodeEnded, EpisodeSealed, Fact
 from openforge.proxy.app import make_app
 from openforge.proxy.bounds import Bounded
 from openforge.proxy.context import Context
-from openforge.proxy.desk import Desk, Desks
+from openforge.proxy.desk import Desk
+from openforge.proxy.desks import Desks
 from openforge.proxy.keys import Keys
 from openforge.proxy.listening import BACKLOG, listen, shared, socket_path, take_over
 from openforge.proxy.policy import Policy

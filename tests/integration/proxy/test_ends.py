@@ -302,6 +302,35 @@ async def test_an_answer_that_was_told_when_its_harness_had_left_is_not_taken_fo
     assert merge(rebuild([turn]), orphaned=sealed.orphaned).sequences == ()
 
 
+async def test_what_was_read_is_in_the_record_and_what_a_proxy_that_went_did_not_tell_is_not_taken_for_read(
+    proxy: ProxyAtWork, stub_engine: StubEngine
+) -> None:
+    """A harness that makes a new prompt for each call: nothing goes on from its answers, so no history shows them."""
+    key = bearer(await proxy.key())
+    for question in ("one", "two", "three"):
+        body = {"model": "m", "messages": [{"role": "user", "content": question}]}
+        assert (await post(proxy.base_url(), key, body)).status_code == 200
+    await proxy.stop()
+    await proxy.start()
+    body = {"model": "m", "messages": [{"role": "user", "content": "four"}]}
+    assert (await post(proxy.base_url(), key, body)).status_code == 200
+    assert [turn.read for turn in await proxy.turns()] == [(), (0,), (1,), ()]
+    sealed = await proxy.end()
+    assert (sealed.turns, sealed.orphaned) == ((0, 1, 2, 3), (2,))
+
+
+async def test_that_an_answer_was_read_goes_without_saying_where_the_harness_goes_on_from_it(
+    proxy: ProxyAtWork,
+) -> None:
+    key = bearer(await proxy.key())
+    messages = [USER]
+    for _ in range(3):
+        answer = await post(proxy.base_url(), key, {"model": "m", "messages": messages})
+        messages += [answer.json()["choices"][0]["message"], USER]
+    assert [turn.read for turn in await proxy.turns()] == [(), (), ()]
+    assert (await proxy.end()).orphaned == ()
+
+
 async def test_requests_that_cannot_be_read_are_counted(proxy: ProxyAtWork) -> None:
     key = await proxy.key()
     for body in (b"{", {"messages": [USER] * 10_001}):
