@@ -19,6 +19,7 @@ import sys
 import time
 
 from openforge.sandbox.process.init import (
+    be_deaf,
     belonging,
     fields_of,
     listen,
@@ -57,6 +58,7 @@ def hold(ways: list[str]) -> None:
     """`ways` are `PORT=HOST:PORT`."""
     prctl(_PR_SET_DUMPABLE, 0)
     wake = wake_on_child()
+    be_deaf()
     for way in ways:
         port, _, target = way.partition("=")
         host, _, there = target.rpartition(":")

@@ -659,6 +659,11 @@ def filter_calls(path: str) -> None:
         raise OSError("the system call filter was refused")
 
 
+def be_deaf() -> None:
+    """To the one signal that the interpreter would end by: to all others the kernel keeps a first process deaf."""
+    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+
+
 def give_up_root(user: int, folders: list[str]) -> None:
     """Where the sandbox's folders cannot be made its user's from outside: give them away, then everything else."""
     for folder in folders:
@@ -694,6 +699,7 @@ def main() -> None:
     _signal.signal(_signal.SIGCHLD, lambda *_: None)
     _signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     _signal.signal(_signal.SIGPIPE, _signal.SIG_IGN)
+    be_deaf()
     if servers:
         rights = b"".join(server.fileno().to_bytes(4, sys.byteorder) for server in servers)
         control.sendmsg([frame(b"ready")], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)])
