@@ -1,7 +1,8 @@
 """Files as tars, and the tar that came out of an agent's box made harmless.
 
 Promises: what `cleaned` returns holds only regular files, folders and symbolic links below the work
-folder, none of them reached through a link, none with a special mode bit.
+folder, none of them reached through a link, none with a special mode bit; its links lead to the work itself or to
+programs, so never to the tests, whatever lies in their way.
 """
 
 import io
@@ -12,6 +13,8 @@ from pathlib import Path, PurePosixPath
 from openforge.env.contract import TaskFile
 
 WORK = "workspace"
+_PROGRAMS = ("usr", "bin", "sbin", "lib", "lib32", "lib64")
+"""The same in an agent's box and in the verifier's, so a link there tells nothing; virtual environments have some."""
 MOST_ENTRIES = 20_000
 
 
@@ -76,7 +79,8 @@ def _wanted(source: tarfile.TarFile, most_entries: int) -> Iterator[tuple[tarfil
         elif not entry.isdir() and not entry.issym():
             continue
         (folders if entry.isdir() else taken).add(path)
-        yield _plain(entry, path), content
+        if not entry.issym() or _leads_to_work_or_programs(path, entry.linkname):
+            yield _plain(entry, path), content
 
 
 def _below_work(name: str) -> PurePosixPath | None:
@@ -92,6 +96,15 @@ def _has_real_parents(path: PurePosixPath, folders: set[PurePosixPath], taken: s
         return False
     folders.update(path.parents)
     return True
+
+
+def _leads_to_work_or_programs(path: PurePosixPath, target: str) -> bool:
+    """`..` stands only at the beginning and climbs real folders of the work: behind a link it would climb others."""
+    parts = PurePosixPath(target).parts
+    if target.startswith("/"):
+        return parts[1:2] in ((WORK,), *((folder,) for folder in _PROGRAMS)) and ".." not in parts
+    climbs = next((n for n, part in enumerate(parts) if part != ".."), len(parts))
+    return climbs < len(path.parts) and ".." not in parts[climbs:]
 
 
 def _plain(entry: tarfile.TarInfo, path: PurePosixPath) -> tarfile.TarInfo:

@@ -50,7 +50,30 @@ def test_nothing_is_written_through_a_link_or_a_file() -> None:
         _entry("workspace/real/a"),
         _entry("workspace/real", tarfile.SYMTYPE, link="/tests"),
     )
-    assert _names(cleaned(work)) == ["out", "file", "real/a"]
+    assert _names(cleaned(work)) == ["file", "real/a"]
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["a", "./a", "../a", "../b/c", "..", "/workspace/a", "/usr/bin/python3", "/lib64/ld-linux-x86-64.so.2"],
+)
+def test_a_link_to_the_work_or_to_a_program_is_kept(target: str) -> None:
+    assert _names(cleaned(_tar(_entry("workspace/d/link", tarfile.SYMTYPE, link=target)))) == ["d/link"]
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "/tests/expected", "/", "//tests/expected", "/proc/self/fd/0", "/etc/passwd", "/workspace/../tests/expected",
+        "/usr/../tests/expected", "../../tests/expected", "./../../tests", "here/../../../tests/expected",
+        "here/here/../../../tests/expected", "../here/../tests",
+    ],
+)  # fmt: skip
+def test_a_link_that_could_lead_elsewhere_is_left_out(target: str) -> None:
+    work = _tar(
+        _entry("workspace/here", tarfile.SYMTYPE, link="."), _entry("workspace/d/link", tarfile.SYMTYPE, link=target)
+    )
+    assert _names(cleaned(work)) == ["here"]
 
 
 def test_devices_pipes_and_hard_links_are_left_out_and_special_modes_are_dropped() -> None:
