@@ -1,7 +1,8 @@
 """What the checks of a task said: one JSON object on the last line of their standard output.
 
 Promises: only a finite number is a reward; whatever else the checks print, or however they end, is
-`Broke` with a sentence and never a number, or a question to a judge.
+`Broke` with a sentence and never a number, or a question to a judge. Two verdicts are none: one of them may be that of
+a program of the work's, which the checks started and which shares their output.
 """
 
 import math
@@ -16,6 +17,7 @@ from openforge.sandbox.contract import ExecResult
 
 _MOST_METRICS = 64
 _LONGEST_NAME = 64
+_VERDICTS = {"reward", "ask", "judge_failed"}
 
 
 class Scored(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,6 +98,8 @@ def _last_object(stdout: bytes) -> dict[str, object] | str:
         printed = None
     if not isinstance(printed, dict):
         return f"the last line that the checks printed is no JSON object: {_short(lines[-1])}"
+    if any(_is_verdict(line) for line in lines[:-1]):
+        return "the checks printed more than one verdict: give the programs of the work an output of their own"
     return printed
 
 
@@ -104,6 +108,16 @@ def _asks(asked: object, wall_s: float) -> Asks | Broke:
         return Asks(questions=msgspec.convert(asked, dict[str, list[dict[str, Any]]]))
     except msgspec.ValidationError as error:
         return Broke(why=f"the checks ask what is no list of messages: {error}", wall_s=wall_s)
+
+
+def _is_verdict(line: bytes) -> bool:
+    if not line.lstrip().startswith(b"{"):
+        return False
+    try:
+        printed = msgspec.json.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    return isinstance(printed, dict) and not _VERDICTS.isdisjoint(printed)
 
 
 def counted(said: Mapping[str, object]) -> dict[str, float]:

@@ -12,10 +12,18 @@ def _read(stdout: bytes, rule: RewardRule = FLOAT, **how: object) -> Scored | Br
 
 
 def test_the_reward_is_read_from_the_last_line_that_is_not_empty() -> None:
-    verdict = _read(b'{"reward": 1}\nnoise\n{"reward": 0.5, "files": 3}\n\n  \n')
+    verdict = _read(b'{"files": 1}\nno reward yet\n{"reward": 0.5, "files": 3}\n\n  \n')
     assert isinstance(verdict, Scored)
     assert verdict.reward == 0.5
     assert verdict.metrics == {"files": 3.0, "score": 0.5, "passed": 0.0}
+
+
+@pytest.mark.parametrize(
+    "other", [b'{"reward": 1}', b' {"note": "", "reward": 1} ', b'{"\\u0072eward": 1}', b'{"reward": null}']
+)
+def test_of_two_verdicts_none_is_believed(other: bytes) -> None:
+    for printed in (other + b'\nnoise\n{"reward": 0}', b'{"reward": 0}\n' + other):
+        assert isinstance(_read(printed), Broke)
 
 
 @pytest.mark.parametrize(
