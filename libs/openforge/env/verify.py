@@ -1,8 +1,9 @@
 """Scores work: a fresh box, the work at /workspace, the checks read-only at /tests, one command.
 
-Promises: nothing that the agent wrote is believed, only run over; where the checks break, the reference
-shows whose doing it was: if they pass it on this host, the work broke them and earns nothing, if they
-do not, there is no verdict. `SandboxLost` and `JudgeFailed` pass through: they are nobody's verdict.
+Promises: nothing that the agent wrote is believed, only run over, and programs of the agent's that the checks
+start cannot reach into the checks; where the checks break, the reference shows whose doing it was: if they
+pass it on this host, the work broke them and earns nothing, if they do not, there is no verdict.
+`SandboxLost` and `JudgeFailed` pass through: they are nobody's verdict.
 """
 
 import asyncio
@@ -153,6 +154,7 @@ class Checker:
                 cwd="/",
                 env=CHECK_ENV,
                 output_cap=_OUTPUT_CAP_BYTES,
+                private=True,
             )
         except PathRefused as error:
             return Broke(why=f"the work cannot be unpacked: {error}")

@@ -179,6 +179,22 @@ class Box(Sandbox, Protocol):
     @property
     def alive(self) -> bool: ...
 
+    async def exec(
+        self,
+        command: str | Sequence[str],
+        *,
+        timeout_s: float,
+        cwd: str = "/workspace",
+        env: Mapping[str, str] | None = None,
+        stdin: bytes = b"",
+        output_cap: int = 1 << 20,
+        private: bool = False,
+    ) -> ExecResult:
+        """As of every sandbox. `private`: nothing else in the sandbox can read or change the command's memory, its
+        environment or its descriptors, except what it starts itself and hands them to.
+        """
+        ...
+
     async def terminal(
         self,
         command: str | Sequence[str],

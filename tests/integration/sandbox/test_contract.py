@@ -475,3 +475,29 @@ async def test_an_adopted_box_is_the_one_that_was_asked_for(driver: SandboxDrive
     await box.stop()
     with pytest.raises(SandboxLost):
         driver.adopt(box, case.spec("again"))
+
+
+# Privacy.
+
+PRY = """
+for what in mem environ fd/0 fd/1 maps; do
+  head -c 1 /proc/$PPID/$what >/dev/null 2>&1 && echo $what
+done
+true
+"""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("/bin/sh", "-c", f"{PRY.strip()}; sh /tmp/pry.sh; echo $0 $SECRET"), ("sh", "/tmp/outer.sh"), ("/tmp/outer.sh",)],
+)
+async def test_what_a_private_command_starts_cannot_reach_into_it(box: Box, command: tuple[str, ...]) -> None:
+    await box.put("/tmp/pry.sh", PRY.encode())
+    await box.put("/tmp/outer.sh", b"#!/bin/sh\nsh /tmp/pry.sh\necho $0 $SECRET\n", mode=0o755)
+    env = {"SECRET": "swordfish"}
+    open_to_all = await box.exec(["/bin/sh", "/tmp/outer.sh"], timeout_s=30, env=env)
+    assert b"mem" in open_to_all.stdout or b"environ" in open_to_all.stdout
+    private = await box.exec(command, timeout_s=30, env=env, private=True)
+    assert private.exit_code == 0
+    assert private.stdout.split()[-1] == b"swordfish"
+    assert len(private.stdout.splitlines()) == 1, private.stdout

@@ -11,7 +11,7 @@ from openforge.sandbox.contract import ExecResult, SandboxLost, Terminal
 from openforge.sandbox.kubernetes.inside import MARK
 from openforge.sandbox.kubernetes.stream import Ended, Kept, Order, Stream
 from openforge.sandbox.process.box import NO_COMMAND, TIMED_OUT, WorkBox
-from openforge.sandbox.process.init import frame
+from openforge.sandbox.process.init import COMMANDS, frame
 from openforge.sandbox.process.terminal import within_window
 
 _DEATH_S = 30.0
@@ -114,7 +114,7 @@ class KubernetesSandbox(WorkBox):
             raise SandboxLost(f"{self.id}: {self._why_lost or 'it was stopped'}")
         self._number += 1
         number = self._number
-        marked = [*work, f"{MARK}={number}".encode()] if work[0] in (b"run", b"terminal") else work
+        marked = [*work, f"{MARK}={number}".encode()] if work[0] in (*COMMANDS, b"terminal") else work
         order = Order(number, marked, stdin, out, err)
         stream = Stream(self._configuration, self._namespace, self.id, order)
         self._streams.add(stream)

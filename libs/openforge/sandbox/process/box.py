@@ -12,7 +12,17 @@ from typing import Any, Literal
 from openforge.sandbox.contract import ExecResult, FileInfo, PathMissing, PathRefused, SandboxLost, Terminal, TooLarge
 from openforge.sandbox.process import archive
 from openforge.sandbox.process.cgroups import CommandGroups
-from openforge.sandbox.process.init import CANNOT_START, MISSING, REFUSED, TOO_LARGE, fields_of, frame
+from openforge.sandbox.process.init import (
+    CANNOT_START,
+    COMMANDS,
+    MISSING,
+    REFUSED,
+    RUN,
+    RUN_PRIVATELY,
+    TOO_LARGE,
+    fields_of,
+    frame,
+)
 from openforge.sandbox.process.pipes import Drain, Feed
 from openforge.sandbox.process.terminal import ProcessTerminal, within_window
 
@@ -166,10 +176,13 @@ class WorkBox(abc.ABC):
         env: Mapping[str, str] | None = None,
         stdin: bytes = b"",
         output_cap: int = 1 << 20,
+        private: bool = False,
     ) -> ExecResult:
         work = self._work(command, cwd, env)
         if not work:
             return ExecResult(exit_code=CANNOT_START, stdout=b"", stderr=NO_COMMAND.encode() + b"\n")
+        if private:
+            work[0] = RUN_PRIVATELY
         return await self._run(work, timeout_s=timeout_s, stdin=stdin, cap=output_cap)
 
     def use_env(self, env: Mapping[str, str]) -> None:
@@ -183,7 +196,7 @@ class WorkBox(abc.ABC):
         texts = [_encode(text) for text in (cwd, *argv, *pairs)]
         if not argv or any(b"\0" in text for text in texts):
             return []
-        return [b"run", texts[0], b"%d" % len(argv), *texts[1:]]
+        return [RUN, texts[0], b"%d" % len(argv), *texts[1:]]
 
     async def list_files(self, path: str, *, most: int = 10_000) -> list[FileInfo]:
         work = [b"list", _encode(_absolute(path)), b"%d" % most]
@@ -345,7 +358,7 @@ class ProcessSandbox(WorkBox):
 
     def _marked(self, work: list[bytes], number: int) -> list[bytes]:
         """Without kill groups, a command is known by what stands in its environment."""
-        if self._groups or work[0] != b"run":
+        if self._groups or work[0] not in COMMANDS:
             return work
         return [*work, b"OPENFORGE_COMMAND=%d" % number]
 

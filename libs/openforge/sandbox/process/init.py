@@ -28,6 +28,7 @@ NOT_FOUND = 127
 
 _REGULAR, _FOLDER, _LINK, _TYPE_MASK = 0o100000, 0o040000, 0o120000, 0o170000
 _FOLDER_FLAGS = posix.O_RDONLY | posix.O_DIRECTORY | posix.O_CLOEXEC
+COMMANDS = RUN, RUN_PRIVATELY = b"run", b"run-privately"
 _CHUNK = 1 << 16
 _MOST_ENTRIES = 200_000
 _PR_SET_DUMPABLE = 4
@@ -107,7 +108,7 @@ def start(number: bytes, fds: list[int], work: "list[bytes]", rlimits: dict[int,
     code = CANNOT_START
     try:
         enter(fds)
-        code = run(work, rlimits) if work[0] == b"run" else do_files(work)
+        code = run(work, rlimits) if work[0] in COMMANDS else do_files(work)
     except OSError as error:
         complain(f"{error.strerror}")
     except EOFError:
@@ -173,7 +174,7 @@ def complain(text: str) -> None:
 
 
 def run(work: list[bytes], rlimits: dict[int, int]) -> int:
-    """Become the command `work` = run, cwd, argc, argv*, env*; returns only where it cannot."""
+    """Become the command `work` = run or run-privately, cwd, argc, argv*, env*; returns only where it cannot."""
     cwd, argc = work[1], int(work[2])
     argv, pairs = work[3 : 3 + argc], work[3 + argc :]
     env = {key: value for key, _, value in (pair.partition(b"=") for pair in pairs)}
@@ -187,15 +188,17 @@ def run(work: list[bytes], rlimits: dict[int, int]) -> int:
 
         for which, limit in rlimits.items():
             resource.setrlimit(which, (limit, limit))
-    return execute(argv, env)
+    return execute(argv, env, private=work[0] == RUN_PRIVATELY)
 
 
-def execute(argv: list[bytes], env: dict[bytes, bytes]) -> int:
+def execute(argv: list[bytes], env: dict[bytes, bytes], private: bool) -> int:
     name = argv[0]
     places = [b""] if b"/" in name else [place + b"/" for place in env.get(b"PATH", b"/bin").split(b":")]
     failure = "No such file or directory"
     for place in places:
         try:
+            if private:
+                become_privately(place + name, argv, env)
             posix.execve(place + name, argv, env)
         except FileNotFoundError:
             continue
@@ -204,6 +207,38 @@ def execute(argv: list[bytes], env: dict[bytes, bytes]) -> int:
             return CANNOT_START
     complain(f"{name.decode(errors='replace')}: {failure}")
     return NOT_FOUND
+
+
+def become_privately(path: bytes, argv: list[bytes], env: dict[bytes, bytes]) -> None:
+    """Execute a copy that its own user may not read: the kernel keeps the memory, the descriptors and the environment
+    of such a process from every other of that user. What it starts is as open as ever.
+    """
+    head = head_of(path)
+    if head.startswith(b"#!"):
+        interpreter, *option = head[2:].partition(b"\n")[0].strip().split(None, 1)
+        path, argv = interpreter, [interpreter, *option, path, *argv[1:]]
+    posix.execve(unreadable_copy(path), argv, env)
+
+
+def head_of(path: bytes) -> bytes:
+    fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC)
+    try:
+        return posix.read(fd, 256)
+    finally:
+        posix.close(fd)
+
+
+def unreadable_copy(path: bytes) -> int:
+    """A descriptor of it, in memory."""
+    written = posix.memfd_create("program", posix.MFD_CLOEXEC)
+    source = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC)
+    while posix.sendfile(written, source, None, _CHUNK << 8):
+        pass
+    posix.close(source)
+    copy = posix.open(b"/proc/self/fd/%d" % written, posix.O_RDONLY | posix.O_CLOEXEC)
+    posix.close(written)  # nothing that is open for writing can be executed
+    posix.fchmod(copy, 0o111)
+    return copy
 
 
 # Files: done in a child, so that a huge folder or a full disk stops nobody but the asker.
