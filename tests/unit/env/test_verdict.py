@@ -19,7 +19,15 @@ def test_the_reward_is_read_from_the_last_line_that_is_not_empty() -> None:
 
 
 @pytest.mark.parametrize(
-    "other", [b'{"reward": 1}', b' {"note": "", "reward": 1} ', b'{"\\u0072eward": 1}', b'{"reward": null}']
+    "other",
+    [
+        b'{"reward": 1}',
+        b' {"note": "", "reward": 1} ',
+        b'{"\\u0072eward": 1}',
+        b'{"reward": null}',
+        b'{"judge_failed": "x"}',
+        b'{"ask": {"q": []}}',
+    ],
 )
 def test_of_two_verdicts_none_is_believed(other: bytes) -> None:
     for printed in (other + b'\nnoise\n{"reward": 0}', b'{"reward": 0}\n' + other):
