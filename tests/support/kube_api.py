@@ -43,6 +43,7 @@ class KubeApi:
 
     def __init__(self, toolbox: Path) -> None:
         self.images = {"box:1", "toolbox:1"}
+        self.image_volumes: dict[str, Path] = {}
         self.refuse: list[Refusal] = []
         self.unschedulable = False
         self.requests: list[str] = []
@@ -291,7 +292,7 @@ class KubeApi:
             waiting = {"waiting": {"reason": "ImagePullBackOff", "message": "Back-off pulling image"}}
             self._state(pod, {"phase": "Pending", "containerStatuses": [_container(pod, waiting)]})
             return
-        running = Running(self._folder / name, self._toolbox)
+        running = Running(self._folder / name, self._toolbox, self.image_volumes)
         await running.start(spec)
         if ("pods", name) not in self._objects:
             running.kill()
@@ -313,15 +314,20 @@ class KubeApi:
 class Running:
     """The processes of one pod."""
 
-    def __init__(self, folder: Path, toolbox: Path) -> None:
+    def __init__(self, folder: Path, toolbox: Path, image_volumes: dict[str, Path]) -> None:
         self._folder = folder
         self._toolbox = toolbox
+        self._image_volumes = image_volumes
         self._outer: asyncio.subprocess.Process | None = None
         self.pid = 0
 
     async def start(self, spec: dict[str, Any]) -> None:
         """The volumes lie in `folder`; the toolbox's one command is known: copy the init, make the folders."""
         box = spec["containers"][0]
+        (self._folder / "v").mkdir(parents=True)
+        for volume in spec["volumes"]:
+            if "image" in volume:
+                (self._folder / "v" / volume["name"]).symlink_to(self._image_volumes[volume["image"]["reference"]])
         for mount in box["volumeMounts"]:
             (self._folder / "v" / mount["name"] / mount.get("subPath", "")).mkdir(parents=True, exist_ok=True)
         runtime = next(mount["name"] for mount in box["volumeMounts"] if mount.get("readOnly"))

@@ -22,7 +22,9 @@ class DriverSettings(msgspec.Struct, frozen=True, kw_only=True):
     For `kubernetes`: a pod for each sandbox in `sandbox_namespace`; `sandbox_kubeconfig` is the way to the cluster,
     the pod's own account where empty; `sandbox_toolbox` is the image that brings our init; `sandbox_proxy` is the model
     proxy's IP:PORT as pods reach it and `sandbox_proxy_labels` (KEY=VALUE) those of the pods behind it;
-    `sandbox_runtime` is a runtime class, `sandbox_pull` the image pull policy, `sandbox_nodes` a node selector.
+    `sandbox_runtime` is a runtime class, `sandbox_pull` the image pull policy, `sandbox_nodes` a node selector;
+    `sandbox_tools` are folders that harnesses want to see: FOLDER=IMAGE shows an image there, FOLDER says that the
+    sandbox's own image holds it.
     """
 
     sandbox_driver: Literal["process", "docker", "kubernetes"] = "process"
@@ -36,6 +38,7 @@ class DriverSettings(msgspec.Struct, frozen=True, kw_only=True):
     sandbox_proxy_labels: tuple[str, ...] = ()
     sandbox_pull: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
     sandbox_nodes: tuple[str, ...] = ()
+    sandbox_tools: tuple[str, ...] = ()
 
 
 async def open_driver(
@@ -79,6 +82,7 @@ async def _kubernetes(settings: DriverSettings, owner: str) -> SandboxDriver:
         toolbox=settings.sandbox_toolbox,
         proxy=settings.sandbox_proxy,
         proxy_labels=_pairs(settings.sandbox_proxy_labels),
+        tools=_pairs(settings.sandbox_tools),
         runtime_class=settings.sandbox_runtime,
         pull=settings.sandbox_pull,
         node_selector=_pairs(settings.sandbox_nodes),

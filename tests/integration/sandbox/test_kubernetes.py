@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
 import pytest_asyncio
 from kube_api import NAMESPACE, KubeApi, Refusal
@@ -74,6 +75,21 @@ async def test_policies_let_nothing_in_and_only_the_proxy_out(api: KubeApi, tmp_
     assert to_proxy["ingress"] == []
     assert to_proxy["egress"][0]["to"] == [{"podSelector": {"matchLabels": {"app": "proxy"}}, "namespaceSelector": {}}]
     assert to_proxy["egress"][0]["ports"] == [{"protocol": "TCP", "port": 8080}]
+    await other.close()
+
+
+async def test_folders_of_a_harness_come_from_images_of_their_own_or_the_sandboxs(api: KubeApi, tmp_path: Path) -> None:
+    (tmp_path / "harness").mkdir()
+    (tmp_path / "harness" / "agent").write_text("echo at work")
+    api.image_volumes["harness:1"] = tmp_path / "harness"
+    tools = {"/opt/harness": "harness:1", "/usr": ""}
+    settings = PodSettings(toolbox="toolbox:1", tools=tools)
+    kubeconfig = str(api.kubeconfig(tmp_path / "k"))
+    other = await KubernetesDriver(settings, owner="tooled", namespace=NAMESPACE, kubeconfig=kubeconfig).start()
+    box = await other.create(spec("tooled", binds={"/opt/harness": "/srv/harness", "/usr": "/usr"}))
+    kubernetes_validate.validate(api.pods[box.id] | {"apiVersion": "v1", "kind": "Pod"}, "1.37", strict=True)
+    assert (await box.exec("sh /opt/harness/agent", timeout_s=30)).stdout == b"at work\n"
+    assert (await box.exec("touch /opt/harness/x", timeout_s=30)).exit_code != 0
     await other.close()
 
 

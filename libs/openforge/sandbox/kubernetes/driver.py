@@ -88,7 +88,7 @@ class KubernetesDriver:
 
     async def create(self, spec: SandboxSpec) -> Box:
         image = spec.image or self._image
-        _check(spec, image)
+        _check(spec, image, self._settings.tools)
         name = f"sandbox-{_fit(spec.name)}-{secrets.token_hex(4)}"
         ready = self._waiting[name] = asyncio.get_running_loop().create_future()
         try:
@@ -214,7 +214,7 @@ def _labels_of(found: Any) -> dict[str, str]:
     return msgspec.json.decode(told, type=dict[str, str])
 
 
-def _check(spec: SandboxSpec, image: str) -> None:
+def _check(spec: SandboxSpec, image: str, tools: Mapping[str, str]) -> None:
     """Raises `ValueError` naming the field."""
     if not image:
         raise ValueError("image = '': pods are made from images, name one, or a default by OPENFORGE_SANDBOX_IMAGE")
@@ -226,8 +226,11 @@ def _check(spec: SandboxSpec, image: str) -> None:
         raise ValueError(
             f"network = {spec.network!r}: driver kubernetes has none and proxy-only; policies know no names"
         )
-    if spec.binds:
-        raise ValueError(f"binds = {dict(spec.binds)}: a pod sees no folder of this host, put them into the image")
+    if missing := sorted(spec.binds.keys() - tools.keys()):
+        raise ValueError(
+            f"binds = {', '.join(missing)}: a pod sees no folder of this host; put it into the image, or one of its "
+            "own, and name it in OPENFORGE_SANDBOX_TOOLS"
+        )
 
 
 def _fit(name: str) -> str:

@@ -5,7 +5,7 @@ place that can be written is a memory volume with a size; nothing can reach it a
 mode says.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -34,11 +34,14 @@ TOOLBOX_RUNTIME = "/openforge/runtime"
 class PodSettings(msgspec.Struct, frozen=True, kw_only=True):
     """`toolbox` is the image that brings our init (`python -m openforge.sandbox.kubernetes.toolbox FOLDER` writes what
     is in it), `proxy` the address (IP:PORT) of the model proxy as pods reach it, `proxy_labels` the pods behind it.
+    `tools` are folders that every sandbox shows, each from the image that it names, read-only; a folder without an
+    image is one that the sandboxes' own images hold.
     """
 
     toolbox: str
     proxy: str = ""
     proxy_labels: Mapping[str, str] = {}
+    tools: Mapping[str, str] = {}
     runtime_class: str = ""
     pull: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
     node_selector: Mapping[str, str] = {}
@@ -73,7 +76,7 @@ def pod(name: str, image: str, spec: SandboxSpec, settings: PodSettings, labels:
             },
             "initContainers": [_toolbox(settings)],
             "containers": [_box(image, spec, settings, [*INIT, "hold", *ways])],
-            "volumes": _volumes(spec),
+            "volumes": [*_volumes(spec), *_tool_volumes(settings)],
         },
     }
 
@@ -106,7 +109,11 @@ def _box(image: str, spec: SandboxSpec, settings: PodSettings, command: Sequence
         "workingDir": "/",
         "securityContext": _restricted(),
         "resources": _resources({"cpu": f"{max(1, int(limits.cpus * 1000))}m", "memory": f"{limits.memory_mb}Mi"}),
-        "volumeMounts": [{"name": _RUNTIME, "mountPath": INIT_FOLDER, "readOnly": True}, *folders],
+        "volumeMounts": [
+            {"name": _RUNTIME, "mountPath": INIT_FOLDER, "readOnly": True},
+            *folders,
+            *_tool_mounts(settings),
+        ],
     }
 
 
@@ -130,6 +137,24 @@ def _volumes(spec: SandboxSpec) -> list[dict[str, Any]]:
         {"name": _RUNTIME, "emptyDir": {"sizeLimit": "64Mi"}},
         {"name": _SPACE, "emptyDir": {"medium": "Memory", "sizeLimit": space}},
     ]
+
+
+def _tools(settings: PodSettings) -> Iterator[tuple[str, str, str]]:
+    """A name for the volume, the folder, the image."""
+    for number, (folder, image) in enumerate(sorted(settings.tools.items())):
+        if image:
+            yield f"tools-{number}", folder, image
+
+
+def _tool_volumes(settings: PodSettings) -> list[dict[str, Any]]:
+    return [
+        {"name": name, "image": {"reference": image, "pullPolicy": settings.pull}}
+        for name, _, image in _tools(settings)
+    ]
+
+
+def _tool_mounts(settings: PodSettings) -> list[dict[str, Any]]:
+    return [{"name": name, "mountPath": folder, "readOnly": True} for name, folder, _ in _tools(settings)]
 
 
 def nothing_in_or_out(name: str, labels: Mapping[str, str]) -> dict[str, Any]:
