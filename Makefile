@@ -12,7 +12,7 @@ ALONE  := tests/integration/sandbox
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help install demo seeds test check heavy containers manifests vllm-cpu test-vllm oracles conformance conformance-fast bench bench-proxy soak schema clean
+.PHONY: help install demo seeds test check heavy containers manifests cluster vllm-cpu test-vllm oracles conformance conformance-fast bench bench-proxy soak schema clean
 
 help: ## what the targets do
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -63,6 +63,9 @@ containers: install ## the contract of sandboxes on a real dockerd and a real po
 
 manifests: install ## deploy/k8s: rendered, against the published schemas, the house's policies and the services' settings; part of test
 	$(BIN)/pytest tests/unit/deploy $(ARGS)
+
+cluster: install ## the services as pods would run them, with a NATS cluster of three, and one of each killed; part of heavy
+	$(BIN)/pytest -m heavy tests/e2e/test_cluster.py $(ARGS)
 
 conformance: install ## every real harness through the proxy, 5 GB of downloads; writes build/conformance.json and docs/conformance.md
 	$(BIN)/openforge conformance --faults --docs docs/conformance.md $(ARGS)

@@ -13,6 +13,7 @@ import random
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping
@@ -129,8 +130,9 @@ class Cluster:
             pod.make_volumes(self.objects, self.hosts)
         self.keeping: asyncio.Task[None] | None = None
         self._sandboxes = {"OPENFORGE_SANDBOX_DRIVER": "process", "OPENFORGE_SOCKETS": str(sockets)}
-        kept = (pod for pod in self.pods if pod.app in only or (not only and pod.app != "bus-set-up"))
-        self.supervisor = Supervisor([self._spec(pod) for pod in kept])
+        kept = (pod for pod in self.pods if pod.app in only or (not only and not _ends(pod)))
+        self.kept = [pod.name for pod in kept]
+        self.supervisor = Supervisor([self._spec(pod) for pod in self.pods if pod.name in self.kept])
 
     def _made(self) -> Iterator[Pod]:
         numbers = iter(range(1, 255))
@@ -176,6 +178,15 @@ class Cluster:
     def operator(self) -> BusSettings:
         return BusSettings.from_env(self.environment("bus-set-up"))
 
+    async def client(self, *arguments: str) -> asyncio.subprocess.Process:
+        """`openforge ...` beside the cluster, as its operator; what it says goes to `client.log`."""
+        env = dict(self.environment("bus-set-up")) | {"OPENFORGE_RUNS": str(self.folder / "runs")}
+        with (self.folder / "client.log").open("ab") as log:
+            argv = (sys.executable, "-m", "openforge.cli.main", *arguments)
+            return await asyncio.create_subprocess_exec(
+                *argv, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+
     def named(self, app: str) -> Pod:
         return next(pod for pod in self.pods if pod.app == app)
 
@@ -212,6 +223,10 @@ class Cluster:
             f"-- {log.name}\n" + "\n".join(log.read_text(errors="replace").splitlines()[-8:])
             for log in sorted(self.folder.glob("*.log"))
         )
+
+
+def _ends(pod: Pod) -> bool:
+    return "ttlSecondsAfterFinished" in pod.workload["spec"]
 
 
 def _makes_sandboxes(pod: Pod) -> bool:

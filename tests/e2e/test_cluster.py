@@ -1,0 +1,114 @@
+"""The services as they would run in pods: the manifests' own commands, variables, files, probes and credentials, three
+NATS nodes with TLS, and streams with three replicas."""
+
+import asyncio
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import msgspec
+import pytest
+from manifests import container_of
+from pods import Cluster, cluster
+
+from openforge.bus import CAUGHT_UP, Bus
+from openforge.cli.doctor import Deployment, Finding, examine
+from openforge.models.find import BUILTIN
+from openforge.runs.ledger import ledger_of
+from openforge.runs.progress import FOLDED, Progress
+
+TINY = Path(__file__).parents[2] / "examples" / "tiny.toml"
+RUN, STEPS = "tiny", 16
+SERVICES = ("scheduler", "sandbox-manager", "proxy", "engine", "verifier", "learner")
+STREAMS = ("RUN", "GROUP", "EPISODE", "TURN", "TRAJECTORY", "POLICY")
+SLOW_S = 600.0
+"""Nothing here is about speed: a busy machine may take its time."""
+
+pytestmark = pytest.mark.heavy
+
+
+@asynccontextmanager
+async def watched(bus: Bus) -> AsyncIterator[Progress]:
+    """How far the run is, by its facts."""
+    progress = Progress()
+
+    async def follow() -> None:
+        async for told in bus.follow(FOLDED, run=RUN):
+            if told is not CAUGHT_UP:
+                progress.apply(told.fact, told.at)
+
+    following = asyncio.create_task(follow())
+    try:
+        yield progress
+    finally:
+        following.cancel()
+
+
+async def trained(progress: Progress, version: int, pods: Cluster) -> None:
+    """Returns once the version is."""
+    try:
+        async with asyncio.timeout(SLOW_S):
+            while progress.trained < version:
+                pods.still_kept()
+                await asyncio.sleep(0.1)
+    except TimeoutError:
+        pytest.fail(f"version {version} was not trained\n{pods.last_words()}")
+
+
+async def node_that_leads_most(bus: Bus) -> str:
+    led = [(await bus.link.ask_api(f"STREAM.INFO.{stream}"))["cluster"].get("leader", "") for stream in STREAMS]
+    return max(sorted(set(led)), key=led.count)
+
+
+async def is_alive(pods: Cluster, app: str) -> bool:
+    """As a kubelet asks by the manifest's probe."""
+    pod = pods.named(app)
+    how = container_of(pod.workload)["livenessProbe"]
+    if "httpGet" in how:
+        async with httpx.AsyncClient() as http:
+            answer = await http.get(f"http://{pod.ip}:8222{how['httpGet']['path']}")
+        return answer.status_code == 200
+    command = [pod.translate(part, pods.hosts) for part in how["exec"]["command"]]
+    done = await asyncio.to_thread(subprocess.run, command, env=dict(pods.environment(app)))
+    return done.returncode == 0
+
+
+async def faults(pods: Cluster) -> list[Finding]:
+    """What the doctor finds, as operator; replicas that are still catching up are given time."""
+    what = Deployment(bus=pods.operator(), keys=pods.folder / "keys" / "nkeys", sandbox=False)
+    for _ in range(60):
+        found = [finding async for finding in examine(what) if finding.state == "fault"]
+        if not any("not up to date" in finding.said for finding in found):
+            break
+        await asyncio.sleep(1.0)
+    return found
+
+
+async def test_nothing_is_lost_when_a_nats_node_and_each_service_are_killed(tmp_path: Path) -> None:
+    BUILTIN["tiny"](tmp_path / "claims" / "models" / "tiny")
+    sets = ("--set", f"run.steps={STEPS}", "--set", "evaluation.heldout_episodes=0")
+    async with cluster(tmp_path, "local-cpu", RUN) as pods:
+        await pods.complete("bus-set-up", within_s=SLOW_S)
+        train = await pods.client("train", str(TINY), "--remote", pods.operator().url, "--plain", *sets)
+        async with Bus.connect(pods.operator(), name="test") as bus:
+            async with watched(bus) as progress:
+                await trained(progress, 1, pods)
+                for app in ("nats", *SERVICES):
+                    assert await is_alive(pods, app), pods.last_words()
+                    victim = await node_that_leads_most(bus) if app == "nats" else pods.named(app).name
+                    before = progress.trained
+                    await pods.kill(victim)
+                    await trained(progress, before + 1, pods)
+            async with asyncio.timeout(SLOW_S):
+                assert await train.wait() == 0, pods.last_words()
+            ledger = await ledger_of(bus, RUN)
+        found = await faults(pods)
+        starts = {pod: pods.process(pod).starts for pod in pods.kept}
+    assert ledger.closes, ledger.differences
+    assert ledger.versions == STEPS
+    assert ledger.lag_max <= 1
+    assert msgspec.to_builtins(found) == []
+    killed = 1 + len(SERVICES)
+    assert sorted(starts.values()) == [1] * (len(starts) - killed) + [2] * killed, starts
