@@ -40,6 +40,7 @@ from openforge.protos import (
     TrajectoryVerified,
     TurnRecorded,
     TurnStatus,
+    Usage,
     VersionSpan,
     pack_ids,
     pack_logprobs,
@@ -118,6 +119,7 @@ FACTS: tuple[Fact, ...] = (
         timing=Timing(received_at=1.75e9, sampled_s=0.5),
         guided=True,
         read=(0,),
+        usage=Usage(prompt_tokens=103, completion_tokens=3),
     ),
     TrajectoryVerified(
         run=RUN,

@@ -17,6 +17,9 @@ class StubChat:
         self.keys: list[str] = []
         self.base_url = ""
         self.models: list[str] = []
+        self.most_at_once = 0
+        self._open = 0
+        self._counting = threading.Lock()
         self._answer = answer
 
     def listing(self) -> tuple[int, dict[str, Any]]:
@@ -27,8 +30,13 @@ class StubChat:
 
     def respond(self, key: str, request: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         self.keys.append(key)
-        self.requests.append(request)
+        with self._counting:
+            self.requests.append(request)
+            self._open += 1
+            self.most_at_once = max(self.most_at_once, self._open)
         reply = self._answer(request)
+        with self._counting:
+            self._open -= 1
         return (200, _completion(reply)) if isinstance(reply, str) else reply
 
 

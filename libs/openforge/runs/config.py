@@ -24,17 +24,28 @@ class RunSection(_Section, frozen=True, kw_only=True):
 
 
 class ModelSection(_Section, frozen=True, kw_only=True):
-    """`path` is a Hugging Face folder, relative to the run file, or `builtin:NAME` of `openforge model`."""
+    """`path` is a Hugging Face folder, relative to the run file, or `builtin:NAME` of `openforge model`.
 
-    path: str
+    Only a run against somebody else's endpoint needs none.
+    """
+
+    path: str = ""
     renderer: str = "chatml-hermes"
     context: int = 2048
 
 
 class EngineSection(_Section, frozen=True, kw_only=True):
-    """`embedded` is our CPU engine; `vllm` starts and drives a real vLLM server with `vllm_args`."""
+    """`embedded` is our CPU engine; `vllm` starts and drives a real vLLM server with `vllm_args`.
 
-    kind: Literal["embedded", "vllm"] = "embedded"
+    `endpoint` evaluates `model` of an OpenAI-compatible endpoint that somebody else serves: `url` ends where
+    `/chat/completions` begins, `key_env` names the environment variable that holds the key, none where empty. Its
+    tokens are not known, so nothing can be trained. `max_requests` are open at once at most.
+    """
+
+    kind: Literal["embedded", "vllm", "endpoint"] = "embedded"
+    url: str = ""
+    model: str = ""
+    key_env: str = ""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     threads: int = 1
     max_requests: int = 64
@@ -232,7 +243,7 @@ class JudgeSection(_Section, frozen=True, kw_only=True):
 
 class RunConfig(_Section, frozen=True, kw_only=True):
     run: RunSection
-    model: ModelSection
+    model: ModelSection = ModelSection()
     engine: EngineSection = EngineSection()
     sampling: SamplingSection = SamplingSection()
     environment: EnvironmentSection

@@ -28,7 +28,6 @@ from openforge.protos import (
     TrajectoryRetired,
     TrajectoryVerified,
     TurnRecorded,
-    count,
 )
 from openforge.runs.load import config_of
 from openforge.runs.names import episode_of, eval_version, group_of
@@ -148,7 +147,7 @@ class Books:
                 self._retired[fact.episode] = fact
 
     def _recorded(self, fact: TurnRecorded) -> None:
-        attempt, tokens = (fact.episode, fact.attempt), count(fact.sampled)
+        attempt, tokens = (fact.episode, fact.attempt), fact.sampled_tokens()
         if attempt not in self._sealed:
             self._unsealed[attempt][fact.turn] = tokens
         late = attempt in self._sealed and fact.turn not in self._sealed[attempt]

@@ -218,7 +218,7 @@ def _example(wanted: Any) -> str:
 
 def _with_absolute_paths(config: RunConfig, folder: Path) -> RunConfig:
     model, environment = config.model, config.environment
-    if not model.path.startswith(BUILTIN):
+    if model.path and not model.path.startswith(BUILTIN):
         model = msgspec.structs.replace(model, path=_absolute(model.path, folder))
     if environment.name.endswith(".py") or "/" in environment.name:
         environment = msgspec.structs.replace(environment, name=_absolute(environment.name, folder))

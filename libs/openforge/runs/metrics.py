@@ -26,7 +26,6 @@ from openforge.protos import (
     TrajectoryRetired,
     TrajectoryVerified,
     TurnRecorded,
-    count,
 )
 from openforge.runs.ledger import Books
 from openforge.runs.names import eval_version
@@ -138,7 +137,7 @@ class RunMetrics:
         match fact:
             case TurnRecorded():
                 self._turns += 1
-                self._tokens += count(fact.sampled)
+                self._tokens += fact.sampled_tokens()
                 self._engine_s["first_token"] += fact.timing.first_token_s
                 self._engine_s["sampling"] += max(fact.timing.sampled_s - fact.timing.first_token_s, 0.0)
             case EpisodeEnded():

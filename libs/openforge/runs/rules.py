@@ -186,7 +186,9 @@ def _misnamed(config: RunConfig) -> Iterator[str]:
         token("run.name", config.run.name)
     except BadKey as bad:
         yield str(bad)
-    for path in ("model.path", "environment.name", "environment.harness"):
+    needed = ["environment.name", "environment.harness"]
+    needed += ["engine.url", "engine.model"] if config.engine.kind == "endpoint" else ["model.path"]
+    for path in needed:
         if not value_of(config, path).strip():
             yield f'{path} = "" is empty: name one'
     if len(set(config.environment.tasks)) < len(config.environment.tasks):
@@ -216,6 +218,7 @@ def _at_odds(config: RunConfig) -> Iterator[str]:
             f"{pacing.groups_per_step}, the least of a batch: write more, or 0 for batches of one size"
         )
     yield from _at_odds_in_evaluation(config)
+    yield from _at_odds_with_an_endpoint(config)
     if config.judge.url and not config.judge.model:
         yield f'judge.model = "" is empty: name the model that judges at judge.url = {shown(config.judge.url)}'
     limits = config.environment.limits
@@ -239,6 +242,18 @@ def _at_odds(config: RunConfig) -> Iterator[str]:
             'engine.dtype = "float32" with learner.autocast = "bfloat16": the two would disagree on every log-prob; '
             "give both the same precision"
         )
+
+
+def _at_odds_with_an_endpoint(config: RunConfig) -> Iterator[str]:
+    if config.engine.kind != "endpoint":
+        return
+    if config.run.steps:
+        yield (
+            f'run.steps = {config.run.steps} with engine.kind = "endpoint": nobody knows the tokens of its answers, so '
+            "nothing can be trained; write steps = 0 to evaluate it"
+        )
+    if config.sampling.top_k:
+        yield f"sampling.top_k = {config.sampling.top_k}: endpoints know no such limit; write 0"
 
 
 def _at_odds_in_evaluation(config: RunConfig) -> Iterator[str]:

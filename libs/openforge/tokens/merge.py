@@ -64,6 +64,8 @@ def merge(
     whether they were used only if `ambiguous` is, and neither are `orphaned` ones, whose answers came to nobody, unless
     the harness went on from them.
     """
+    if any(turn.fact.usage is not None for turn in conversation):
+        return _without_ids(conversation)
     use = use_of(conversation, orphaned, ambiguous_counts=ambiguous)
     beside = _beside(conversation, use.heads, context, guided)
     trained = use.used - beside.keys()
@@ -82,6 +84,21 @@ def merge(
         extra_prefill_ratio=prompt / least if least > 0 else 1.0,
         breaks=_breaks(conversation, use.heads),
         temperature=_temperature(conversation, trained),
+    )
+
+
+def _without_ids(conversation: Conversation) -> Merged:
+    """An endpoint that tells no ids has answered: what it counted is all that there is."""
+    sampled = sum(turn.fact.sampled_tokens() for turn in conversation)
+    return Merged(
+        sequences=(),
+        dropped=(Dropped(reason="no_ids", tokens=sampled),) if sampled else (),
+        sampled_tokens=sampled,
+        delivered_fraction=0.0,
+        prompt_tokens=0,
+        extra_prefill_ratio=1.0,
+        breaks=dict(Counter(turn.fact.cause for turn in conversation if turn.fact.cause not in _NO_BREAK)),
+        temperature=next(iter(conversation)).fact.sampling.temperature,
     )
 
 

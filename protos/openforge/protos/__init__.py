@@ -43,7 +43,7 @@ from openforge.protos.reasons import (
 )
 from openforge.protos.run import RunPaused, RunStopped, RunSubmitted
 from openforge.protos.trajectory import Dropped, Sequence, TrajectoryVerified, env_token
-from openforge.protos.turn import EngineIdentity, HarnessIdentity, Sampling, Timing, TurnRecorded
+from openforge.protos.turn import EngineIdentity, HarnessIdentity, Sampling, Timing, TurnRecorded, Usage
 
 AnyFact = (
     RunSubmitted
@@ -112,6 +112,7 @@ __all__ = [
     "TrajectoryVerified",
     "TurnRecorded",
     "TurnStatus",
+    "Usage",
     "VersionSpan",
     "common_length",
     "count",

@@ -91,7 +91,7 @@ class PolicyServed(Fact, frozen=True, kw_only=True, tag=True):
 
     `probe_error` is the largest absolute log-prob difference to the manifest's probe. Of the `load_s` that it took,
     `check_s` went into reading and hashing the files, `carry_s` into bringing them into the model, `probe_s` into
-    the probe.
+    the probe. `digest` is `endpoint` where the model is somebody else's: it has no version and was not probed.
     """
 
     kind: ClassVar[str] = "policy"

@@ -4,6 +4,7 @@ from typing import ClassVar
 
 import msgspec
 
+from openforge.protos.arrays import count
 from openforge.protos.fact import BlobRef, Fact, Span, VersionSpan
 from openforge.protos.reasons import BranchCause, Caller, FinishReason, TurnStatus
 
@@ -40,6 +41,14 @@ class EngineIdentity(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     request: str = ""
 
 
+class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Tokens as an endpoint counts them; None where it does not say."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int | None = None
+
+
 class Timing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Seconds. `received_at` is Unix time, the others are durations since then."""
 
@@ -60,7 +69,9 @@ class TurnRecorded(Fact, frozen=True, kw_only=True, tag=True):
     told, `asked` the JSON of the sampling fields it sent. `tools` is the JSON tool list, empty where it
     is the parent's. The conversation that was sent is the first `kept` messages of
     the parent's (its reply included), then `messages`; messages are `openforge.chat` Messages. `read` are earlier turns
-    whose answers were read to their end, as far as no turn before says so and none goes on from them.
+    whose answers were read to their end, as far as no turn before says so and none goes on from them. Where
+    there is `usage`, an endpoint that we do not serve has answered: nobody knows ids, log-probs and versions, so they are
+    empty, and `usage` is what it says of itself.
     """
 
     kind: ClassVar[str] = "turn"
@@ -97,6 +108,10 @@ class TurnRecorded(Fact, frozen=True, kw_only=True, tag=True):
     caller: Caller = Caller.MAIN
     guided: bool = False
     read: tuple[int, ...] = ()
+    usage: Usage | None = None
+
+    def sampled_tokens(self) -> int:
+        return self.usage.completion_tokens if self.usage is not None else count(self.sampled)
 
     def key(self) -> tuple[str | int, ...]:
         return (self.episode, self.attempt, self.turn)

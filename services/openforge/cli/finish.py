@@ -1,7 +1,6 @@
 """What is left of a run in its folder: `summary.json` and `report.html`, both folded from the streams."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import msgspec
 from tokenizers import Tokenizer
@@ -34,11 +33,13 @@ async def write_summary_and_report(bus: Bus, config: RunConfig, home: Home) -> S
     scratch.write_bytes(text + b"\n")
     scratch.replace(home.summary)
     story = await story_of(bus, config.run.name)
-    write_report(story, ledger, msgspec.to_builtins(numbers), decoder(model_folder(config.model.path)), home.report)
+    write_report(story, ledger, msgspec.to_builtins(numbers), decoder(config.model.path), home.report)
     return numbers
 
 
-def decoder(model: Path) -> Callable[[int], str]:
-    """The text of one token id, by the model's own tokenizer."""
-    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+def decoder(model: str) -> Callable[[int], str]:
+    """The text of one token id, by the model's own tokenizer; nothing where there is no model of ours."""
+    if not model:
+        return lambda token: ""
+    tokenizer = Tokenizer.from_file(str(model_folder(model) / "tokenizer.json"))
     return lambda token: str(tokenizer.decode([token], skip_special_tokens=False))

@@ -101,8 +101,13 @@ def _turn(fact: TurnRecorded) -> str:
     versions = "+".join(f"v{version}" for version in sorted({span.version for span in fact.versions}))
     return (
         f"{_attempt(fact.episode, fact.attempt)} turn {fact.turn}: {fact.prefix}+{count(fact.suffix)} in, "
-        f"{count(fact.sampled)} out by {versions or 'nobody'}, {fact.cause}, {fact.status}"
+        f"{fact.sampled_tokens()} out by {versions or _speaker(fact)}, {fact.cause}, {fact.status}"
     )
+
+
+def _speaker(fact: TurnRecorded) -> str:
+    """Who answered where no version did."""
+    return fact.engine.model if fact.usage is not None else "nobody"
 
 
 def _attempt(episode: str, attempt: int) -> str:

@@ -17,6 +17,11 @@ from openforge.runs import RunConfig
 SERVICES = ("engine", "learner", "proxy", "verifier", "sandbox_manager", "scheduler")
 
 
+def services_of(config: RunConfig) -> tuple[str, ...]:
+    """Those that the run needs: nothing is learned from an endpoint."""
+    return tuple(service for service in SERVICES if config.engine.kind != "endpoint" or service != "learner")
+
+
 class Ports(msgspec.Struct, frozen=True, kw_only=True):
     nats: int
     engine: int
@@ -31,7 +36,8 @@ class Ports(msgspec.Struct, frozen=True, kw_only=True):
 
 def service_specs(config: RunConfig, home: Home, ports: Ports) -> Iterator[Spec]:
     """One process for each service, in the order in which they start."""
-    common = dict(os.environ) | {
+    keys = {"engine": config.engine.key_env, "verifier": config.judge.key_env}
+    common = {name: value for name, value in os.environ.items() if name not in keys.values()} | {
         "OPENFORGE_RUN": config.run.name,
         "OPENFORGE_NATS_URL": nats_url(ports),
         "OPENFORGE_NATS_CREDS": "",
@@ -47,12 +53,13 @@ def service_specs(config: RunConfig, home: Home, ports: Ports) -> Iterator[Spec]
         "HF_HUB_OFFLINE": "1",
     }
     threads = {"engine": config.engine.threads, "learner": config.learner.threads}
-    for service in SERVICES:
+    for service in services_of(config):
         health = home.health / f"{service}.json"
         own = {
             "OPENFORGE_NATS_NKEY_SEED_FILE": str(home.credentials().seed(service)),
             "OPENFORGE_HEALTH_FILE": str(health),
             "OMP_NUM_THREADS": str(threads.get(service, 1)),
+            **_key(keys.get(service, "")),
         }
         yield Spec(
             name=service,
@@ -61,6 +68,11 @@ def service_specs(config: RunConfig, home: Home, ports: Ports) -> Iterator[Spec]
             log=home.logs / f"{service}.log",
             health=health,
         )
+
+
+def _key(name: str) -> dict[str, str]:
+    """A key of somebody else's endpoint goes to the one service that asks there."""
+    return {name: os.environ[name]} if name in os.environ else {}
 
 
 def nats_url(ports: Ports) -> str:

@@ -32,10 +32,16 @@ async def _write(bus: Bus, home: Home) -> None:
 
 
 def _prepare(home: Home, config: RunConfig) -> None:
+    if config.model.path:
+        _need_tokenizer(config.model.path)
+    home.root.mkdir(parents=True, exist_ok=True)
+
+
+def _need_tokenizer(model: str) -> None:
+    """Exits where it is not here."""
     try:
-        folder = model_folder(config.model.path)
+        folder = model_folder(model)
     except FileNotFoundError as error:
         fail(str(error))
     if not (folder / "tokenizer.json").is_file():
         fail(f"model.path = {folder} has no tokenizer.json on this machine: put the model's folder there")
-    home.root.mkdir(parents=True, exist_ok=True)

@@ -118,7 +118,7 @@ def plan(config: RunConfig, remote: str = "") -> str:
         (
             f"run {config.run.name}: {config.run.steps} steps of {pacing.groups_per_step} groups x "
             f"{pacing.group_size} episodes = {config.run.steps * per_step} episodes, plus refills{larger}",
-            f"model {config.model.path} on the {config.engine.kind} engine ({config.engine.dtype})",
+            _model_and_engine(config),
             *(() if remote else _missing_model(config)),
             f"harness {config.environment.harness} in environment {config.environment.name}, "
             f"{len(config.environment.tasks) or 'all'} kinds of tasks, at most {pacing.in_flight} episodes at once",
@@ -132,8 +132,17 @@ def plan(config: RunConfig, remote: str = "") -> str:
     )
 
 
+def _model_and_engine(config: RunConfig) -> str:
+    engine = config.engine
+    if engine.kind == "endpoint":
+        return f"model {engine.model} at {engine.url}, which somebody else serves"
+    return f"model {config.model.path} on the {engine.kind} engine ({engine.dtype})"
+
+
 def _missing_model(config: RunConfig) -> Iterator[str]:
     """A plan may name a model that only another machine has; a run may not."""
+    if config.engine.kind == "endpoint":
+        return
     try:
         resolve(config.model.path)
     except UnknownModel as error:
@@ -149,7 +158,12 @@ def load(run_file: Path, overrides: list[str] | None) -> RunConfig:
 
 
 def with_model(config: RunConfig) -> RunConfig:
-    """The config with the folder of its model, a built-in one made if need be; exits with 2 where there is none."""
+    """The config with the folder of its model, a built-in one made if need be; exits with 2 where there is none.
+
+    A run against an endpoint has no model here, whatever the file names.
+    """
+    if config.engine.kind == "endpoint":
+        return msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, path=""))
     try:
         builtin = config.model.path.removeprefix(BUILTIN)
         folder = get(builtin) if builtin != config.model.path else resolve(config.model.path)

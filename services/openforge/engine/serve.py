@@ -55,6 +55,10 @@ class Engine:
     async def live(self) -> None:
         """Until it is cancelled, or has nothing to serve."""
         config, _ = await submitted_config(self._bus, self._settings.run)
+        if config.engine.kind == "endpoint":
+            from openforge.engine.endpoint import serve_endpoint
+
+            return await serve_endpoint(self._settings, self._bus, config, self.name)
         backend = make_backend(self._settings, config)
         try:
             await backend.start()

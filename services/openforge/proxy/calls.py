@@ -15,10 +15,11 @@ import msgspec
 from openforge.bus import BusError, Zombie
 from openforge.chat.contract import Guide
 from openforge.chat.decoding import IncrementalText, SafeAnswer
-from openforge.chat.dialect import Problem
+from openforge.chat.dialect import Problem, Request
 from openforge.protos import EngineIdentity, FinishReason, Sampling, Timing, TurnStatus, VersionSpan
 from openforge.proxy.context import Context
 from openforge.proxy.core import OpenCall, Placement, Sampled, Turn
+from openforge.proxy.foreign import Foreign, TooLong
 from openforge.proxy.upstream import EngineBroken, EngineDeclined, EngineRefused, Piece
 from openforge.service import log
 from openforge.wire.generate import SamplingParams, StructuredOutputs, WrittenRequest
@@ -47,7 +48,7 @@ class Overflow(Refusal):
 class Order(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be sampled. `name` says whose call it is; `prompt` is the placement's as JSON; `calls`: the answer may
     hold tool calls; `pictures` are the bytes of its images by digest, `guide` is what the answer has to match and
-    `guided_by` the fields that say so.
+    `guided_by` the fields that say so. `request` is the call itself.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     pictures: Mapping[str, bytes] = {}
     guide: Guide | None = None
     guided_by: str = ""
+    request: Request
 
 
 Record = Callable[["Call", TurnStatus], Awaitable[Turn]]
@@ -227,9 +229,17 @@ class Call:
 
     async def _sample_once(self) -> None:
         self._least_version = self._context.policy.version
+        if self._context.foreign is not None:
+            await self._ask(self._context.foreign)
+            return
         async with aclosing(self._context.engine.generate(self._request())) as pieces:
             async for piece in pieces:
                 self._take(piece)
+
+    async def _ask(self, foreign: Foreign) -> None:
+        said = await foreign.answer(self.order.request, self.order.sampling)
+        self._first_token_s = self._since()
+        self.sampled = Sampled(finish=said.finish, said=said.message, usage=said.usage)
 
     def _request(self) -> WrittenRequest:
         sampling = self.order.sampling
@@ -271,6 +281,9 @@ class Call:
         """What is wrong with a guide is the harness's to mend: everything else in a call to the engine is ours."""
         if self.order.guide is not None and isinstance(error, EngineDeclined):
             return Refusal(Problem.BAD_REQUEST, f"{self.order.guided_by} cannot be followed: {error}")
+        if isinstance(error, TooLong):
+            window = self._context.config.model.context
+            return Overflow(window + 1, window)
         return self._failed(str(error))
 
     def _failed(self, why: str) -> Refusal:
@@ -307,6 +320,9 @@ class Call:
         )
 
     def engine(self) -> EngineIdentity:
+        if self._context.foreign is not None:
+            endpoint = self._context.config.engine
+            return EngineIdentity(engine=endpoint.url, model=endpoint.model, request=self.id)
         return EngineIdentity(engine=self._context.settings.engine_url, model=ENGINE_MODEL, request=self.id)
 
     def _since(self) -> float:

@@ -198,6 +198,7 @@ class Attempt:
             ids=placement.prompt + fact.sampled,
             calls=call_ids((*placement.question.messages, reply)),
             caller=fact.caller,
+            usage=fact.usage,
         )
         self._index(turn, chain, placement.question)
         return turn
@@ -367,17 +368,20 @@ def room(prompt_tokens: int, window: int, limits: Iterable[int | None]) -> int:
 
 def reply_of(renderer: Renderer, sampled: Sampled, tools: Sequence[Tool], call_id: str) -> Message:
     """The message that the harness is told; its tool calls carry ids that begin with `call_id`."""
+    if sampled.said is not None:
+        return msgspec.structs.replace(sampled.said, tool_calls=_numbered(sampled.said.tool_calls, call_id))
     parsed = renderer.parse(sampled.ids, tools)
     content, reasoning = parsed.content, parsed.reasoning
     if sampled.stop and sampled.stop != renderer.call_ends:
         content = cut_at_stop(content, [sampled.stop])
         if not content and not parsed.tool_calls:
             reasoning = cut_at_stop(reasoning, [sampled.stop]).rstrip("\n")
-    calls = tuple(
-        ToolCall(id=f"{call_id}{index}", name=call.name, arguments=call.arguments)
-        for index, call in enumerate(parsed.tool_calls)
-    )
+    calls = _numbered(parsed.tool_calls, call_id)
     return Message(role="assistant", content=content, reasoning=reasoning, tool_calls=calls)
+
+
+def _numbered(calls: Sequence[ToolCall], call_id: str) -> tuple[ToolCall, ...]:
+    return tuple(msgspec.structs.replace(call, id=f"{call_id}{index}") for index, call in enumerate(calls))
 
 
 @dataclass(slots=True, frozen=True)
@@ -430,4 +434,5 @@ def turn_fact(
         engine=asked.engine,
         timing=timing,
         caller=placement.caller,
+        usage=sampled.usage,
     )

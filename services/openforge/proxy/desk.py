@@ -29,6 +29,7 @@ from openforge.protos import (
     Span,
     TurnRecorded,
     TurnStatus,
+    Usage,
 )
 from openforge.proxy.calls import Call, Order, Overflow, Refusal
 from openforge.proxy.context import Context
@@ -185,6 +186,7 @@ class Desk:
             pictures=request.pictures,
             guide=guide,
             guided_by=_guided_by(request) if guide is not None else "",
+            request=request,
         )
         return self._begin(order)
 
@@ -196,8 +198,9 @@ class Desk:
     def _stops(self, request: Request, guide: Guide | None) -> tuple[str, ...]:
         """Where the answer ends. One that may make a single call, and is not guided, ends with its first one."""
         stops = (*self._context.config.sampling.stop, *request.stop)
-        if guide is None and request.calls and not request.parallel_calls:
-            stops = (*stops, self._context.renderer.call_ends)
+        call_ends = self._context.renderer.call_ends
+        if guide is None and request.calls and not request.parallel_calls and call_ends:
+            stops = (*stops, call_ends)
         return tuple(dict.fromkeys(stops))
 
     def _noted(self, request: Request) -> Request:
@@ -226,12 +229,17 @@ class Desk:
                 reasoning_tokens = reasoning_length(renderer.text, sampled, renderer.thinking[1])
             if turn.finish is FinishReason.STOP and len(sampled) and sampled[-1] not in renderer.stop_token_ids:
                 stop = first_stop(renderer.text(sampled), request.stop)
-        return Answer(
-            message=turn.reply,
-            finish=turn.finish,
+        counted = turn.usage or Usage(
             prompt_tokens=turn.prompt_tokens,
             completion_tokens=turn.sampled_tokens,
             cached_tokens=turn.cached_tokens,
+        )
+        return Answer(
+            message=turn.reply,
+            finish=turn.finish,
+            prompt_tokens=counted.prompt_tokens,
+            completion_tokens=counted.completion_tokens,
+            cached_tokens=counted.cached_tokens,
             reasoning_tokens=reasoning_tokens,
             stop=stop,
         )
@@ -341,10 +349,10 @@ class Desk:
             status=status,
             finish=fact.finish,
             prompt_tokens=placement.prompt_tokens,
-            sampled_tokens=len(call.sampled.ids),
+            sampled_tokens=fact.sampled_tokens(),
             s=fact.timing.recorded_s,
         )
-        tracing.note(turn=fact.turn, sampled_tokens=len(call.sampled.ids), first_token_s=fact.timing.first_token_s)
+        tracing.note(turn=fact.turn, sampled_tokens=fact.sampled_tokens(), first_token_s=fact.timing.first_token_s)
         self._told.add(fact.turn)
         self._said_read.update(fact.read)
         turn = self._tree.add(fact, placement, reply)

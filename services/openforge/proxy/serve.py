@@ -4,7 +4,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import aclosing, asynccontextmanager, closing, contextmanager
 from typing import Any
 
 import uvicorn
@@ -20,6 +20,7 @@ from openforge.proxy.bounds import Bounded
 from openforge.proxy.context import Context
 from openforge.proxy.desk import Desk
 from openforge.proxy.desks import Desks
+from openforge.proxy.foreign import Foreign, NoTokens
 from openforge.proxy.keys import Keys
 from openforge.proxy.listening import BACKLOG, listen, shared, socket_path, take_over
 from openforge.proxy.policy import Policy
@@ -45,8 +46,8 @@ async def serve(settings: Settings, bus: Bus, stop: asyncio.Event) -> None:
     sockets = listen(settings)
     fatal: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     path = socket_path(settings)
-    with closing(Engine(settings.engine_url, settings.engine_silence_s)) as engine:
-        context = Context(settings, config, renderer, engine, Policy(), bus, fatal)
+    async with _asking(settings, config) as (engine, foreign):
+        context = Context(settings, config, renderer, engine, Policy(), bus, fatal, foreign)
         desks = Desks(lambda episode, attempt: Desk(context, episode, attempt), shared=shared(settings))
         app = make_app(context, Keys(await bus.bucket(KEY_BUCKET), settings.run), desks)
         app = Bounded(app, at_once=settings.proxy_at_once, client_s=settings.proxy_client_s)
@@ -71,6 +72,17 @@ async def serve(settings: Settings, bus: Bus, stop: asyncio.Event) -> None:
     for task in (fatal, *background):
         if task.done() and not task.cancelled():
             task.result()
+
+
+@asynccontextmanager
+async def _asking(settings: Settings, config: RunConfig) -> AsyncIterator[tuple[Engine, Foreign | None]]:
+    """The engine, and in its place the endpoint that the run names."""
+    with closing(Engine(settings.engine_url, settings.engine_silence_s)) as engine:
+        if config.engine.kind != "endpoint":
+            yield engine, None
+            return
+        async with aclosing(Foreign(settings.engine_url)) as foreign:
+            yield engine, foreign
 
 
 async def _seal(bus: Bus, run: str, desks: Desks) -> None:
@@ -111,6 +123,8 @@ async def _cancelled(tasks: list[asyncio.Task[Any]]) -> None:
 
 
 def _renderer(config: RunConfig) -> Renderer:
+    if config.engine.kind == "endpoint":
+        return NoTokens()
     try:
         return load_renderer(config.model.renderer, model_folder(config.model.path))
     except (UnknownRenderer, BadTokenizer, FileNotFoundError) as error:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from openforge.chat.canonical import Chain
 from openforge.chat.contract import Message, Tool
-from openforge.protos import BranchCause, Caller, FinishReason, HarnessIdentity, TurnStatus, VersionSpan
+from openforge.protos import BranchCause, Caller, FinishReason, HarnessIdentity, TurnStatus, Usage, VersionSpan
 
 ID_BYTES = 4
 
@@ -17,7 +17,7 @@ class Turn:
     `received`: its answer was written to a harness that was still there; None where that is not known. `followed`:
     a later call of the same caller went on from it and was answered. `calls` are the ids of the conversation's tool
     calls. `ids` is None where turn `continued_by` begins with them. `cached_tokens` of its prompt the engine had
-    computed before; None where that is not known.
+    computed before; None where that is not known. `usage` is what an endpoint counted that tells no ids.
     """
 
     number: int
@@ -42,6 +42,7 @@ class Turn:
     received: bool | None = None
     followed: bool = False
     cached_tokens: int | None = None
+    usage: Usage | None = None
 
     @property
     def sampled_tokens(self) -> int:
@@ -113,7 +114,10 @@ class Placement:
 
 @dataclass(slots=True)
 class Sampled:
-    """What the engine answered, so far or at all. `stop` is the stop string that ended it."""
+    """What the engine answered, so far or at all. `stop` is the stop string that ended it.
+
+    `said` is the whole answer of an endpoint that tells no ids, `usage` what it counted.
+    """
 
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -121,6 +125,8 @@ class Sampled:
     finish: FinishReason = FinishReason.ABORT
     stop: str = ""
     cached_tokens: int | None = None
+    said: Message | None = None
+    usage: Usage | None = None
 
 
 @dataclass(slots=True)

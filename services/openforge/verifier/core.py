@@ -18,7 +18,6 @@ from openforge.protos import (
     Isolation,
     TrajectoryVerified,
     TurnRecorded,
-    count,
 )
 from openforge.runs.config import TrainingSection
 from openforge.tokens import Conversation, Merged, RecordBroken, merge, rebuild
@@ -76,7 +75,7 @@ def record_of(evidence: Evidence, training: TrainingSection = TrainingSection())
         )
     except RecordBroken as error:
         return Failure(FailReason.RECORD_BROKEN, str(error))
-    if not merged.sampled_tokens:
+    if not any(turn.sampled_length or turn.fact.usage is not None for turn in conversation):
         return Failure(FailReason.RECORD_BROKEN, f"the attempt ended as {ended.reason} without a sampled token")
     return Record(conversation, merged)
 
@@ -161,4 +160,4 @@ def _metrics(verdict: Scored | Claimed, behaviour: dict[str, float], ended: Epis
 
 
 def sampled_tokens(turns: Sequence[TurnRecorded]) -> int:
-    return sum(count(turn.sampled) for turn in turns)
+    return sum(turn.sampled_tokens() for turn in turns)

@@ -92,7 +92,9 @@ def test_values_that_are_out_of_range_are_told_beside_those_of_the_wrong_type(fo
 def test_missing_fields_say_where_to_write_them(folder: Path) -> None:
     told = problems(folder, '[run]\nname = "r"\n[environment]\nname = "./env.py"\nharness = "words"\n')
     assert "run.steps is missing: write steps = 1 under [run]" in told
-    assert "[model] is missing: add the section with path" in told
+    assert 'model.path = "" is empty: name one' in told
+    told = problems(folder, '[run]\nname = "r"\nsteps = 1\n')
+    assert "[environment] is missing: add the section with name, harness" in told
 
 
 @pytest.mark.parametrize(
@@ -216,3 +218,20 @@ def test_the_largest_seed_is_as_good_as_any(folder: Path) -> None:
 def test_a_limit_is_told_in_full_digits(folder: Path) -> None:
     with pytest.raises(BadRunFile, match=r"run\.steps = 1000001 is too large: write 1000000 or less"):
         load_run_file(folder / "run.toml", ["run.steps=1000001"])
+
+
+ENDPOINT = '[engine]\nkind = "endpoint"\nurl = "http://127.0.0.1:1/v1"\nmodel = "m"\n'
+
+
+def test_a_run_against_an_endpoint_needs_no_model_and_trains_nothing(folder: Path) -> None:
+    head = '[run]\nname = "r"\nsteps = 0\n[evaluation]\nheldout_episodes = 1\n'
+    rest = '[environment]\nname = "./env.py"\nharness = "words"\n'
+    file = folder / "endpoint.toml"
+    file.write_text(head + rest + ENDPOINT)
+    assert load_run_file(file).model.path == ""
+    told = problems(folder, head.replace("steps = 0", "steps = 3") + rest + ENDPOINT + "[sampling]\ntop_k = 5\n")
+    assert 'run.steps = 3 with engine.kind = "endpoint": nobody knows the tokens of its answers' in told
+    assert "sampling.top_k = 5: endpoints know no such limit; write 0" in told
+    assert 'engine.url = "" is empty: name one' in problems(folder, head + rest + '[engine]\nkind = "endpoint"\n')
+    judge = problems(folder, head + rest + ENDPOINT + '[judge]\nurl = "http://j/v1"\n')
+    assert 'judge.model = "" is empty: name the model that judges at judge.url = "http://j/v1"' in judge

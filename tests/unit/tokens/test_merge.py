@@ -509,3 +509,13 @@ def test_an_answer_that_came_to_nobody_is_not_trained_unless_it_was_used() -> No
     assert (merged.sequences, merged.dropped) == ((), (Dropped(reason="orphaned", tokens=1),))
     turns.append(_turn(1, [3], [4], parent=0, prefix=2))
     assert _trained(merge(rebuild(turns), orphaned=[0])) == [[2, 4]]
+
+
+def test_what_an_endpoint_said_is_counted_as_it_counted_and_never_trained() -> None:
+    fact = next(fact for fact in FACTS if isinstance(fact, TurnRecorded))
+    said = msgspec.structs.replace(
+        fact, turn=0, parent=None, prefix=0, suffix=b"", sampled=b"", logprobs=b"", versions=(), forced=()
+    )
+    merged = merge(rebuild([said]))
+    assert (merged.sequences, merged.sampled_tokens, merged.delivered_fraction) == ((), 3, 0.0)
+    assert merged.dropped == (Dropped(reason="no_ids", tokens=3),)

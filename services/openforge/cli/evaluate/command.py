@@ -10,11 +10,20 @@ import typer
 from openforge.bus import Bus
 from openforge.cli.conduct import Outcome, conduct
 from openforge.cli.display import display
-from openforge.cli.evaluate.plan import NoSuchVersion, ks_of, problems_of_evaluating, runs_of, weights_of
+from openforge.cli.evaluate.plan import (
+    NoSuchVersion,
+    ks_of,
+    model_of,
+    overrides_for,
+    problems_of_evaluating,
+    runs_of,
+    weights_of,
+)
 from openforge.cli.finish import write_summary_and_report
 from openforge.cli.home import Home
 from openforge.cli.reach import BAD_USE, fail
 from openforge.cli.train import CANNOT_GO_ON, EXIT, Overrides, Plain, RunFile, load, with_model
+from openforge.endpoint import Address, BadEndpoint, Endpoint
 from openforge.protos import StopReason
 from openforge.runs import BadRunFile, RunConfig, Summary, canonical
 from openforge.runs.evaluation import evaluated
@@ -35,6 +44,11 @@ def evaluate(
     version: Annotated[
         str, typer.Option(help="RUN@VERSION: the weights of a published version of a run on this machine.")
     ] = "",
+    endpoint: Annotated[
+        str, typer.Option(help="Evaluate a model behind this OpenAI-compatible URL, ending in /v1 or the like.")
+    ] = "",
+    model: Annotated[str, typer.Option(help="The model's name there.")] = "",
+    key_env: Annotated[str, typer.Option(help="The environment variable that holds its key.")] = "",
     plain: Plain = False,
 ) -> None:
     """Try held-out tasks several times with each harness; print pass@k and pass^k with intervals.
@@ -42,11 +56,14 @@ def evaluate(
     `evaluation.heldout_episodes` tasks x `evaluation.trials` trials x `evaluation.harnesses`, at the run's sampling.
     Each harness is a run of its own, `<name>-eval-<harness>`, with an engine of its own, so this works beside a
     training run; eval.json, eval.html and trials.parquet go to `<name>-eval`. The same command resumes, and the
-    same seed draws the same tasks. ClawEval's pass@3 and pass^3: --set evaluation.trials=3.
+    same seed draws the same tasks. `--endpoint` takes the place of `[engine]`: a model that somebody else serves.
+    ClawEval's pass@3 and pass^3: openforge eval examples/claw-eval.toml.
     """
     from openforge.cli.evaluate.outcome import lines, write_outcome  # slow to import
 
-    config, name = load(run_file, overrides), ""
+    if (model or key_env) and not endpoint:
+        fail("--model and --key-env belong to --endpoint: name its URL", BAD_USE)
+    config, name = load(run_file, [*(overrides or ()), *overrides_for(endpoint, model, key_env)]), ""
     try:
         config, name = _pinned(config, version)
     except NoSuchVersion as error:
@@ -54,6 +71,7 @@ def evaluate(
     if problems := problems_of_evaluating(config):
         fail(str(BadRunFile(str(run_file), problems)), BAD_USE)
     config = with_model(config)
+    _check_endpoints(config)
     kept: dict[str, Kept] = {}
     for harness, run in runs_of(config, name).items():
         kept[harness] = _evaluated(run, plain)
@@ -62,7 +80,7 @@ def evaluate(
         trials,
         {harness: one.failed_attempts for harness, one in kept.items()},
         name=name,
-        model=config.model.path,
+        model=model_of(config),
         environment=config.environment.name,
         seed=config.run.seed,
         trials_per_task=config.evaluation.trials,
@@ -74,10 +92,28 @@ def evaluate(
     typer.echo("\n".join(os.path.relpath(folder / file) for file in ("eval.json", "eval.html", "trials.parquet")))
 
 
+def _check_endpoints(config: RunConfig) -> None:
+    """Exits with 2 where one that the run asks is not there, refuses the key or lacks the model."""
+    asked = {"engine": config.engine if config.engine.kind == "endpoint" else None, "judge": config.judge}
+    for section, said in asked.items():
+        if said is not None and said.url:
+            try:
+                asyncio.run(_check(Address(section=section, url=said.url, model=said.model, key_env=said.key_env)))
+            except BadEndpoint as error:
+                fail(str(error), BAD_USE)
+
+
+async def _check(address: Address) -> None:
+    async with Endpoint(address) as endpoint:
+        await endpoint.check()
+
+
 def _pinned(config: RunConfig, version: str) -> tuple[RunConfig, str]:
     """The configuration with the weights that were asked for, and the evaluation's name."""
     if not version:
         return config, f"{config.run.name}-eval"
+    if config.engine.kind == "endpoint":
+        raise NoSuchVersion(f"--version {version} with an endpoint: it serves its own model; leave one of them out")
     run, _, number = version.rpartition("@")
     if not run or not number.isdigit():
         raise NoSuchVersion(f"--version {version}: write RUN@VERSION, for example {config.run.name}@12")

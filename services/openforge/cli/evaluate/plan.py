@@ -35,6 +35,20 @@ def _run_of(config: RunConfig, name: str, harness: str) -> RunConfig:
     )
 
 
+def model_of(config: RunConfig) -> str:
+    """What the table calls that which is evaluated."""
+    engine = config.engine
+    return f"{engine.model} at {engine.url}" if engine.kind == "endpoint" else config.model.path
+
+
+def overrides_for(url: str, model: str, key_env: str) -> list[str]:
+    """The run file's fields that `--endpoint` and what belongs to it stand for."""
+    if not url:
+        return []
+    named = {"engine.kind": "endpoint", "engine.url": url, "engine.model": model, "engine.key_env": key_env}
+    return [f"{field}={msgspec.json.encode(value).decode()}" for field, value in named.items()] + ["run.steps=0"]
+
+
 def ks_of(config: RunConfig) -> tuple[int, ...]:
     evaluation = config.evaluation
     return evaluation.k or tuple(dict.fromkeys((1, evaluation.trials)))
