@@ -104,8 +104,9 @@ bench-proxy: install ## the proxy beside other projects' proxies, in a .venv-pee
 	mkdir -p bench
 	$(BIN)/openforge bench proxy --json --peers .venv-peers > bench/proxy.json
 
-soak: install ## 50 random kills during one run; writes docs/soak.json
+soak: install ## 50 random kills during one run, then 2,000 short episodes with kills: is anything left?; writes docs/soak*.json
 	$(BIN)/python -m openforge.cli.soak --kills 50 --out docs/soak.json
+	PYTHONPATH=tests/support $(BIN)/python tests/support/leak_soak.py --episodes 2000 --kills 40 --out docs/soak-leaks.json
 
 schema: install ## writes docs/protos from the code
 	$(BIN)/openforge protos schema

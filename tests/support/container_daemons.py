@@ -54,18 +54,32 @@ class Daemons:
         self._unmount()
         shutil.rmtree(self._folder, ignore_errors=True)
 
+    def kill_and_start(self, name: str) -> int:
+        """SIGKILL one, and start it again with what it had."""
+        killed = self._running[name]
+        killed.kill()
+        killed.wait(timeout=30)
+        place = self._folder / name / "api.sock"
+        for stale in (place, place.parent / "pid"):
+            stale.unlink(missing_ok=True)
+        self._launch(name, place)
+        return killed.pid
+
     def _start(self, name: str, place: Path) -> None:
-        folder = place.parent
-        folder.mkdir()
+        place.parent.mkdir()
         _demand(name)
+        self._launch(name, place)
+        _import_image(place)
+
+    def _launch(self, name: str, place: Path) -> None:
+        folder = place.parent
         line, env = {"docker": _dockerd, "podman": _podman}[name](folder, place)
         log = folder / "log"
-        with log.open("wb") as out:
+        with log.open("ab") as out:
             self._running[name] = subprocess.Popen(
                 line, stdout=out, stderr=out, env={**os.environ, **env}, start_new_session=True, cwd=folder
             )
         self._await_answer(name, place, log)
-        _import_image(place)
 
     def _await_answer(self, name: str, place: Path, log: Path) -> None:
         deadline = time.monotonic() + _START_S
@@ -82,6 +96,21 @@ class Daemons:
         mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
         for place in sorted((place for place in mounts if place.startswith(f"{self._folder}/")), reverse=True):
             subprocess.run(["umount", "-l", place], check=False)
+
+
+class KilledAndRestarted:
+    """A dockerd that may be killed: it is started again at once, with the same data."""
+
+    def __init__(self) -> None:
+        self._daemons = Daemons()
+        self.socket = self._daemons.socket("docker")
+
+    def kill(self) -> int:
+        """SIGKILL; the number of the process that was killed."""
+        return self._daemons.kill_and_start("docker")
+
+    def stop(self) -> None:
+        self._daemons.stop()
 
 
 def running_daemons() -> Iterator[Daemons]:

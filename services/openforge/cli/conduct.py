@@ -6,6 +6,7 @@ is on the bus or can be resumed by the same command.
 
 import asyncio
 import os
+import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 
@@ -92,8 +93,11 @@ async def _bus_at_home(home: Home) -> AsyncIterator[tuple[Bus, Ports, Watch, asy
     with signals(stopped):
         server = Supervisor([_server_spec(home, ports)], on_change=lambda _: _tell_pids(home, watch))
         watch.processes.extend(server.processes)
-        async with _running(server, watch), _connected(home, ports) as bus:
-            yield bus, ports, watch, stopped
+        try:
+            async with _running(server, watch), _connected(home, ports) as bus:
+                yield bus, ports, watch, stopped
+        finally:
+            shutil.rmtree(home.sockets, ignore_errors=True)
 
 
 @asynccontextmanager

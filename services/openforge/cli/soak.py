@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -51,6 +51,10 @@ class Disturbed:
         """SIGKILL `target` as soon as it runs; raises `RunEnded`."""
         pid = await self._pid(target, wait_s)
         os.kill(pid, signal.SIGKILL)
+        return self.note(target, pid)
+
+    def note(self, target: str, pid: int) -> Kill:
+        """That process `pid` was killed."""
         kill = Kill(target=target, pid=pid, after_s=time.monotonic() - self._born, version=self.version())
         self.kills.append(kill)
         return kill
@@ -91,15 +95,20 @@ class Disturbed:
 
 
 @asynccontextmanager
-async def disturbed(run_file: Path, runs: Path, run: str, overrides: Sequence[str] = ()) -> AsyncIterator[Disturbed]:
-    """`openforge train` on `run_file` for the time of the block; ended if the block leaves it running."""
+async def disturbed(
+    run_file: Path, runs: Path, run: str, overrides: Sequence[str] = (), settings: Mapping[str, str] | None = None
+) -> AsyncIterator[Disturbed]:
+    """`openforge train` on `run_file` for the time of the block; ended if the block leaves it running.
+
+    `settings` are environment variables of its services.
+    """
     home = Home(run, runs)
     home.root.mkdir(parents=True, exist_ok=True)
     sets = [argument for override in (f"run.name={run}", *overrides) for argument in ("--set", override)]
     with (home.root / "train.log").open("ab") as log:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "openforge.cli.main", "train", str(run_file), *sets),
-            env=dict(os.environ) | {"OPENFORGE_RUNS": str(runs)},
+            env=dict(os.environ) | dict(settings or {}) | {"OPENFORGE_RUNS": str(runs)},
             stdin=asyncio.subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -188,13 +197,13 @@ async def soak(run_file: Path, runs: Path, kills: int, seed: int, pause_s: tuple
         "kills": len(done),
         "by_target": {target: sum(kill.target == target for kill in done) for target in TARGETS},
         "all_ended_well": all(run["exit_code"] == 0 and run["ledger_closes"] for run in ended),
-        "commit": _commit(),
+        "commit": commit(),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
         "runs": ended,
     }
 
 
-def _commit() -> str:
+def commit() -> str:
     done = subprocess.run(("git", "rev-parse", "HEAD"), capture_output=True, text=True, check=False)
     return done.stdout.strip() or "unknown"
 

@@ -10,17 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from leftovers import cgroups_of
 from process_watch import pids_of
 from sandbox_drivers import SMALL, full_driver
 
 from openforge.sandbox.contract import SandboxLost, SandboxSpec
 from openforge.sandbox.process import ProcessDriver
 from openforge.sandbox.process.cgroups import Hierarchies, find_hierarchies
-
-
-def groups_of(word: str) -> list[Path]:
-    roots = {*find_hierarchies().v1.values(), find_hierarchies().v2} - {""}
-    return [place for root in roots for place in (Path(root) / "openforge").glob(f"*{word}*")]
 
 
 def mounts() -> str:
@@ -53,7 +49,7 @@ async def test_two_hundred_sandboxes_leave_nothing_behind(tmp_path: Path) -> Non
     await asyncio.gather(*(live(number) for number in range(200)))
     assert list((tmp_path / "state" / "boxes").iterdir()) == []
     await driver.close()
-    assert groups_of("leaves-nothing") == []
+    assert cgroups_of("leaves-nothing") == []
     assert pids_of("sleep\x006543") == []
     assert pids_of(str(tmp_path)) == []
     assert mounts() == mounts_before
@@ -91,10 +87,10 @@ async def test_a_killed_owner_takes_its_sandboxes_with_it_and_the_next_one_clear
     await asyncio.to_thread(owner.wait)
     owner.stdout.close()
     await until(lambda: not pids_of("sleep\x005432"))
-    assert groups_of("doomed") != []
+    assert cgroups_of("doomed") != []
     assert await survivor.reconcile({"run": "another"}) == 0
     assert await survivor.reconcile({"run": "r"}) == 3
-    assert groups_of("doomed") == []
+    assert cgroups_of("doomed") == []
     assert len(list((tmp_path / "state").glob("base-*"))) == 1
     assert (await mine.exec("echo unharmed", timeout_s=5)).stdout == b"unharmed\n"
     await survivor.close()
@@ -127,7 +123,7 @@ async def test_the_freezer_alone_can_end_a_sandbox(tmp_path: Path) -> None:
     await box.stop()
     assert pids_of("sleep\x004321") == []
     await driver.close()
-    assert groups_of("v1-only") == []
+    assert cgroups_of("v1-only") == []
 
 
 def parent_of(pid: int) -> int:
