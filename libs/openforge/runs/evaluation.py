@@ -35,7 +35,7 @@ class PassK(msgspec.Struct, frozen=True, kw_only=True):
 class HarnessResult(msgspec.Struct, frozen=True, kw_only=True):
     """One row of the table. `without_verdict` trials are not in n; `failed_attempts` counts those tried again too.
 
-    `behaviour` is by weight version: the means of the verifier's `behaviour_*` counts over the version's trials.
+    `behaviour` is by weight version: the means of the verifier's `behaviour_*` counts over the trials that have them.
     """
 
     harness: str
@@ -150,8 +150,9 @@ def _behaviour(rows: Sequence[Trial]) -> dict[str, dict[str, float]]:
     versions = sorted({row.version for row in rows}, key=lambda version: -1 if version is None else version)
     return {
         "unknown" if version is None else str(version): {
-            name.removeprefix(BEHAVIOUR): mean([row.metrics.get(name, 0.0) for row in rows if row.version == version])
+            name.removeprefix(BEHAVIOUR): mean(counts)
             for name in names
+            if (counts := [row.metrics[name] for row in rows if row.version == version and name in row.metrics])
         }
         for version in versions
     }

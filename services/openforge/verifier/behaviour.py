@@ -1,7 +1,8 @@
-"""What an agent did, counted from its turns: commands, looks at its own work, recoveries, broken formats.
+"""What an agent did, counted from its turns: commands, looks at its own work, recoveries, tools, plans, broken formats.
 
 Promises: cheap, and never an error, whatever the messages hold. The counts are hints for a report: they read
-shell commands and their results as a person would who skims them. No reward depends on them.
+shell commands and their results as a person would who skims them. No reward depends on them. What an agent had no tools
+or no plan for is not counted as none.
 """
 
 import re
@@ -17,8 +18,8 @@ _BLOCK = re.compile(r"```(?:bash|sh|shell)?[ \t]*\n(.*?)(?:\n?```|\Z)", re.DOTAL
 _UNREAD_CALL = re.compile(r"</?tool_call>|</?function")
 _FAILED = re.compile(
     r"(?:exit[ _]?code|returncode|exit[ _]status)\W{0,6}(?:of |is )?-?[1-9]"
-    r"|command not found|No such file or directory|Permission denied|Traceback \(most recent",
-    re.IGNORECASE,
+    r"|command not found|No such file or directory|Permission denied|Traceback \(most recent|^Error\b",
+    re.IGNORECASE | re.MULTILINE,
 )
 _WORD = re.compile(r"[^\s;&|]+")
 _COMMANDS = re.compile(r"[;\n]|&&|\|\|?")
@@ -32,10 +33,33 @@ _LOOKS = frozenset(
 )  # fmt: skip
 
 
-class _Step(msgspec.Struct, frozen=True):
-    """One reply: its commands, whether something in it cannot be read, and what came back."""
+_LOOKING = frozenset({"check", "fetch", "find", "get", "list", "look", "query", "read", "search", "show", "view"})
+_NAME_PARTS = re.compile(r"[A-Z]?[a-z]+")
+_BOX = re.compile(r"^\s*[-*] \[([ xX])\]", re.MULTILINE)
+_DONE = frozenset({"completed", "complete", "done", "finished"})
 
-    commands: tuple[str, ...]
+
+class _Command(msgspec.Struct, frozen=True):
+    """A call of `tool`, or a block of code, which has no name. `line` is its shell line, else its arguments as text."""
+
+    line: str
+    tool: str = ""
+    shell: bool = True
+
+    def only_looks(self) -> bool:
+        if self.shell:
+            return only_looks(self.line)
+        return bool(_LOOKING & {part.lower() for part in _NAME_PARTS.findall(self.tool)})
+
+
+class _Step(msgspec.Struct, frozen=True):
+    """One reply: its commands, its steps of a plan, whether something in it cannot be read, and what came back.
+
+    `plan` says of each step whether it is done; empty where the reply holds no plan.
+    """
+
+    commands: tuple[_Command, ...]
+    plan: tuple[bool, ...]
     broken: bool
     came_back: str
     tokens: int
@@ -52,6 +76,8 @@ def behaviour_of(conversation: Conversation) -> dict[str, float]:
         "behaviour_recoveries": float(_recoveries(steps)),
         "behaviour_format_errors": float(_format_errors(steps) if expects_commands else 0),
         "behaviour_reply_tokens": sum(step.tokens for step in steps) / max(len(steps), 1),
+        **_coverage(steps, _offered(conversation)),
+        **_plan(steps),
     }
 
 
@@ -63,11 +89,27 @@ def only_looks(command: str) -> bool:
     return bool(heads) and all(head in _LOOKS for head in heads)
 
 
+def _coverage(steps: Sequence[_Step], offered: set[str]) -> dict[str, float]:
+    """The share of the tools on offer that were called."""
+    if not offered:
+        return {}
+    called = {command.tool for step in steps for command in step.commands}
+    return {"behaviour_tool_coverage": len(called & offered) / len(offered)}
+
+
+def _plan(steps: Sequence[_Step]) -> dict[str, float]:
+    """The steps of the last plan, and how many of them it says are done."""
+    plans = [step.plan for step in steps if step.plan]
+    if not plans:
+        return {}
+    return {"behaviour_plan_steps": float(len(plans[-1])), "behaviour_plan_steps_done": float(sum(plans[-1]))}
+
+
 def _self_checks(steps: Sequence[_Step]) -> int:
     """Commands that only look, after one that changed something."""
     changed, checks = False, 0
     for command in (command for step in steps for command in step.commands):
-        if not only_looks(command):
+        if not command.only_looks():
             changed = True
         elif changed:
             checks += 1
@@ -95,15 +137,24 @@ def _expects_commands(conversation: Conversation) -> bool:
     return False
 
 
+def _offered(conversation: Conversation) -> set[str]:
+    """The names of all tools that any call could have used."""
+    listed = (_json(turn.fact.tools) for turn in conversation if turn.fact.tools)
+    tools = [tool for some in listed if isinstance(some, list) for tool in some if isinstance(tool, dict)]
+    return {str(tool["name"]) for tool in tools if tool.get("name")}
+
+
 def _steps(conversation: Conversation) -> Iterator[_Step]:
     answers = {turn.fact.parent: turn for turn in reversed(conversation.turns.values())}
     for turn in conversation:
-        commands, broken = _commands(_message(turn.fact.reply))
+        reply = _message(turn.fact.reply)
+        commands, broken = _commands(reply)
         following = answers.get(turn.fact.turn)
-        yield _Step(commands, broken, _came_back(following) if following else "", turn.sampled_length)
+        came_back = _came_back(following) if following else ""
+        yield _Step(commands, _plan_of(reply), broken, came_back, turn.fact.sampled_tokens())
 
 
-def _commands(reply: dict[str, Any]) -> tuple[tuple[str, ...], bool]:
+def _commands(reply: dict[str, Any]) -> tuple[tuple[_Command, ...], bool]:
     calls = reply.get("tool_calls")
     if isinstance(calls, list) and calls:
         read = [_command_of(call) for call in calls]
@@ -112,19 +163,42 @@ def _commands(reply: dict[str, Any]) -> tuple[tuple[str, ...], bool]:
     if not isinstance(content, str):
         return (), False
     block = _BLOCK.search(content)
-    return ((block[1].strip(),) if block else ()), bool(_UNREAD_CALL.search(content))
+    return ((_Command(block[1].strip()),) if block else ()), bool(_UNREAD_CALL.search(content))
 
 
-def _command_of(call: Any) -> str | None:
-    """The shell line of a tool call, its whole arguments where it has none; None where they do not parse."""
+def _command_of(call: Any) -> _Command | None:
+    """None where its arguments do not parse."""
+    name, arguments = _called(call)
+    if arguments is None:
+        return None
+    for key in ("command", "cmd", "commands", "script"):
+        if key in arguments:
+            return _Command(str(arguments[key]), name)
+    return _Command(str(arguments), name, shell=False)
+
+
+def _called(call: Any) -> tuple[str, dict[str, Any] | None]:
+    """The tool and its arguments, None where they do not parse."""
     function = call.get("function", call) if isinstance(call, dict) else {}
-    arguments = function.get("arguments") if isinstance(function, dict) else None
+    if not isinstance(function, dict):
+        return "", None
+    arguments = function.get("arguments")
     if isinstance(arguments, str):
         arguments = _json(arguments.encode())
-    if not isinstance(arguments, dict):
-        return None
-    shell = next((arguments[key] for key in ("command", "cmd", "commands", "script") if key in arguments), arguments)
-    return shell if isinstance(shell, str) else str(shell)
+    return str(function.get("name") or ""), arguments if isinstance(arguments, dict) else None
+
+
+def _plan_of(reply: dict[str, Any]) -> tuple[bool, ...]:
+    """The steps that a planning tool was told, or that stand as boxes in the text."""
+    calls = reply.get("tool_calls")
+    for call in calls if isinstance(calls, list) else ():
+        _, arguments = _called(call)
+        for value in (arguments or {}).values():
+            if isinstance(value, list) and value and all(isinstance(one, dict) and "status" in one for one in value):
+                return tuple(str(one["status"]).lower() in _DONE for one in value)
+    content = reply.get("content")
+    boxes = _BOX.findall(content) if isinstance(content, str) else []
+    return tuple(box != " " for box in boxes)
 
 
 def _came_back(turn: RebuiltTurn) -> str:

@@ -76,3 +76,42 @@ def test_whatever_the_messages_hold_is_no_error(messages: bytes, reply: bytes) -
     first, second = conversation(REQUEST, command("ls"), command("ls"))
     turns = [changed(first, reply=reply), changed(second, messages=messages)]
     assert set(behaviour_of(rebuild(turns))) == set(_behaviour(command("ls")))
+
+
+def _tool(name: str, arguments: Any) -> dict[str, Any]:
+    call = {"id": "1", "name": name, "arguments": json.dumps(arguments)}
+    return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+
+def _with_tools(*replies: dict[str, Any], results: tuple[str, ...] = ()) -> dict[str, float]:
+    first, *others = conversation(REQUEST, *replies, results=results)
+    tools = [{"name": name} for name in ("mail_list", "mail_send", "TodoWrite", "never")]
+    return behaviour_of(rebuild([changed(first, tools=json.dumps(tools).encode()), *others]))
+
+
+def test_the_share_of_the_tools_on_offer_that_were_called_is_their_coverage() -> None:
+    counted = _with_tools(_tool("mail_list", {}), _tool("mail_list", {}), _tool("unheard_of", {}), said("done"))
+    assert counted["behaviour_tool_coverage"] == 0.25
+    assert "behaviour_tool_coverage" not in _behaviour(command("ls"), said("done"))
+
+
+def test_steps_of_a_plan_are_those_of_its_last_version() -> None:
+    def plan(*states: str) -> dict[str, Any]:
+        return _tool("TodoWrite", {"todos": [{"content": "a step", "status": state} for state in states]})
+
+    counted = _with_tools(plan("pending", "pending"), plan("completed", "in_progress", "pending"), said("done"))
+    assert (counted["behaviour_plan_steps"], counted["behaviour_plan_steps_done"]) == (3, 1)
+    boxes = _behaviour(said("- [x] look\n- [ ] move\n* [X] say"), command("ls"))
+    assert (boxes["behaviour_plan_steps"], boxes["behaviour_plan_steps_done"]) == (3, 2)
+    assert "behaviour_plan_steps" not in _behaviour(command("ls"))
+
+
+def test_a_tool_that_only_looks_after_one_that_changed_something_is_a_self_check() -> None:
+    counted = _with_tools(_tool("mail_list", {}), _tool("mail_send", {"to": "a"}), _tool("mail_list", {}), said("done"))
+    assert counted["behaviour_self_checks"] == 1
+
+
+def test_an_error_that_a_tool_answers_can_be_recovered_from() -> None:
+    results = ('Error 422: {"error": "no such address"}', '{"status": "sent"}')
+    counted = _with_tools(_tool("mail_send", {"to": "x"}), _tool("mail_send", {"to": "a"}), said("ok"), results=results)
+    assert (counted["behaviour_errors"], counted["behaviour_recoveries"]) == (1, 1)

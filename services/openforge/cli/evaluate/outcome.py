@@ -69,7 +69,7 @@ def table_of(rows: Sequence[Trial]) -> pyarrow.Table:
 def lines(evaluation: Evaluation) -> Iterator[str]:
     """The tables as text."""
     yield f"{evaluation.name}: {evaluation.model}, {evaluation.trials_per_task} trials a task"
-    for rows in (table(evaluation), differences(evaluation)):
+    for rows in (table(evaluation), differences(evaluation), behaviour(evaluation)):
         if len(rows) > 1:
             yield ""
             yield from _aligned(rows)
@@ -107,7 +107,9 @@ def behaviour(evaluation: Evaluation) -> list[Row]:
     rows: list[Row] = [("harness", "weight version", *(name.replace("_", " ") for name in names))]
     for result in evaluation.harnesses:
         for version, counts in result.behaviour.items():
-            rows.append((result.harness, version, *(f"{counts.get(name, 0.0):.2f}" for name in names)))
+            rows.append(
+                (result.harness, version, *(f"{counts[name]:.2f}" if name in counts else "-" for name in names))
+            )
     return rows
 
 
