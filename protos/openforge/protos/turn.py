@@ -69,9 +69,9 @@ class TurnRecorded(Fact, frozen=True, kw_only=True, tag=True):
     told, `asked` the JSON of the sampling fields it sent. `tools` is the JSON tool list, empty where it
     is the parent's. The conversation that was sent is the first `kept` messages of
     the parent's (its reply included), then `messages`; messages are `openforge.chat` Messages. `read` are earlier turns
-    whose answers were read to their end, as far as no turn before says so and none goes on from them. Where
-    there is `usage`, an endpoint that we do not serve has answered: nobody knows ids, log-probs and versions, so they are
-    empty, and `usage` is what it says of itself.
+    whose answers were read to their end, as far as no turn before says so and none goes on from them. Where there is
+    `usage`, an endpoint that we do not serve has answered: nobody knows ids, log-probs and versions, so they are empty,
+    and `usage` is what it says of itself.
     """
 
     kind: ClassVar[str] = "turn"
