@@ -48,7 +48,7 @@ def main(
     rewards = [asyncio.run(_rewards(run)) for run in runs]
     _draw(rewards, [summary["seed"] for summary in summaries], out / "curves.svg")
     result = {
-        "machine": f"{platform.machine()}, {_processor()}",
+        "machine": machine(),
         "runs": [summary | {"rewards": reward} for summary, reward in zip(summaries, rewards, strict=True)],
     }
     (out / "results.json").write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
@@ -99,6 +99,11 @@ def _draw(rewards: list[list[float]], seeds: list[int], path: Path) -> None:
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(path, metadata={"Date": None})
+
+
+def machine() -> str:
+    """What the figures were taken on."""
+    return f"{platform.machine()}, {_processor()}"
 
 
 def _processor() -> str:

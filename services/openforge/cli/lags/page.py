@@ -1,0 +1,75 @@
+"""The comparison as curves and as a table."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+
+import matplotlib
+
+from openforge.cli.lags.compare import Interval, Lag
+from openforge.cli.lags.measured import Measured
+
+matplotlib.use("svg")
+
+COLUMNS = (
+    "max_lag",
+    "lag seen, mean (max)",
+    "retired",
+    "mean reward",
+    "against sync",
+    "last fifth",
+    "against sync",
+    "effective sample",
+    "mean log mu - log pi",
+    "times as fast as sync",
+    "bound",
+)
+
+
+def table(lags: Sequence[Lag]) -> list[str]:
+    """Markdown."""
+    rows = [COLUMNS, ("---",) * len(COLUMNS), *map(_row, lags)]
+    return [f"| {' | '.join(row)} |" for row in rows]
+
+
+def _row(lag: Lag) -> tuple[str, ...]:
+    alone = lag.max_lag == 0
+    return (
+        str(lag.max_lag),
+        f"{lag.lag_mean:.2f} ({lag.lag_max})",
+        f"{lag.retired_share:.1%}",
+        f"{lag.reward.mean:.3f}",
+        "" if alone else _difference(lag.curve),
+        f"{lag.reward_end.mean:.3f}",
+        "" if alone else _difference(lag.end),
+        f"{lag.metrics['ess']:.3f}",
+        f"{lag.metrics['kl_mean']:.4f}",
+        "" if alone else f"{lag.speed.mean:.2f} ({lag.speed.low:.2f} to {lag.speed.high:.2f})",
+        "" if alone else f"{lag.bound:.2f}",
+    )
+
+
+def _difference(interval: Interval) -> str:
+    return f"{interval.mean:+.3f} ({interval.low:+.3f} to {interval.high:+.3f})"
+
+
+def draw(runs: Sequence[Measured], path: Path) -> None:
+    """The reward of each batch: the mean over seeds at each `max_lag`, with one standard deviation."""
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 3.5), layout="constrained")
+    for max_lag in sorted({run.max_lag for run in runs}):
+        curves = [run.rewards for run in runs if run.max_lag == max_lag]
+        columns = list(zip(*curves, strict=True))
+        steps = range(1, len(columns) + 1)
+        means = [fmean(column) for column in columns]
+        axes.plot(steps, means, marker=".", label="synchronous" if max_lag == 0 else f"max_lag {max_lag}")
+        if len(curves) > 1:
+            spread = [stdev(column) for column in columns]
+            low, high = zip(*((mean - sd, mean + sd) for mean, sd in zip(means, spread, strict=True)), strict=True)
+            axes.fill_between(steps, low, high, alpha=0.12)
+    axes.set(xlabel="step", ylabel="mean reward of the batch", ylim=(0, 1.05))
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, metadata={"Date": None})
+    pyplot.close(figure)

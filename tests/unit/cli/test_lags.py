@@ -1,0 +1,76 @@
+"""Runs at several lags beside synchronous ones: what is paired, what an interval covers, what nobody can pass."""
+
+from math import sqrt
+from pathlib import Path
+
+import pytest
+
+from openforge.cli.lags.compare import bound, compared, interval
+from openforge.cli.lags.measured import Measured
+from openforge.cli.lags.page import draw, table
+
+
+def run(seed: int, max_lag: int, reward: float, took_s: float = 100.0) -> Measured:
+    return Measured(
+        seed=seed,
+        max_lag=max_lag,
+        in_flight=8,
+        rewards=[reward / 2, reward],
+        lag_mean=max_lag / 2,
+        lag_max=max_lag,
+        episodes=90,
+        retired=10,
+        took_s=took_s,
+        generation_s=20.0,
+        step_s=15.0,
+        serve_s=5.0,
+        wall_s=200.0,
+        cpu_s=120.0,
+        load=(1.0, 2.0),
+        metrics={"ess": 0.9, "kl_mean": 0.01},
+    )
+
+
+def test_what_a_seed_brings_with_it_cancels() -> None:
+    runs = [run(seed, lag, base - 0.1 * lag) for seed, base in ((1, 0.4), (2, 0.9)) for lag in (0, 1)]
+    sync, asynchronous = compared(runs, cores=2)
+    assert (sync.curve.mean, sync.end.mean, sync.speed.mean, sync.bound) == (0.0, 0.0, 1.0, 1.0)
+    assert asynchronous.end.mean == pytest.approx(-0.1)
+    assert asynchronous.end.high == pytest.approx(-0.1), "both seeds lost as much, though they differ by 0.5"
+    assert not asynchronous.no_worse
+    assert asynchronous.retired_share == pytest.approx(0.1)
+
+
+def test_a_difference_that_seeds_do_not_agree_on_is_no_difference() -> None:
+    runs = [run(seed, lag, 0.5 + lag * by) for seed, by in ((1, -0.2), (2, 0.1)) for lag in (0, 1)]
+    assert compared(runs, cores=2)[1].no_worse
+
+
+def test_a_seed_that_is_not_complete_is_not_compared() -> None:
+    rows = compared([run(1, 0, 0.5), run(1, 1, 0.5), run(2, 0, 0.9)], cores=2)
+    assert [row.seeds for row in rows] == [1, 1]
+
+
+def test_speed_is_the_ratio_of_times_and_its_mean_is_geometric() -> None:
+    runs = [run(1, 0, 0.5), run(1, 1, 0.5, took_s=50.0), run(2, 0, 0.5), run(2, 1, 0.5, took_s=200.0)]
+    assert compared(runs, cores=2)[1].speed.mean == pytest.approx(1.0)
+
+
+def test_the_bound_is_what_training_or_the_cores_allow() -> None:
+    assert bound(run(1, 0, 0.5), cores=2) == pytest.approx(100 / 40), "two steps of 20 s after one another"
+    assert bound(run(1, 0, 0.5), cores=1) == pytest.approx(100 / 60), "60 s of CPU time on one core"
+
+
+def test_the_interval_is_students() -> None:
+    found = interval([1.0, 2.0, 3.0])
+    assert (found.mean, found.high - found.mean) == (2.0, pytest.approx(4.303 / sqrt(3)))
+    assert found.mean - found.low == found.high - found.mean
+
+
+def test_table_and_curves_show_each_lag(tmp_path: Path) -> None:
+    runs = [run(seed, lag, 0.5) for seed in (1, 2) for lag in (0, 4)]
+    lines = table(compared(runs, cores=2))
+    assert len({line.count("|") for line in lines}) == 1
+    assert [line.split("|")[1].strip() for line in lines[2:]] == ["0", "4"]
+    draw(runs, tmp_path / "curves.svg")
+    assert "max_lag 4" in (tmp_path / "curves.svg").read_text()
