@@ -172,6 +172,11 @@ async def until(condition: Callable[[], Any], timeout_s: float = 300.0) -> None:
             await asyncio.sleep(0.05)
 
 
+def children_files(pid: int) -> list[Path]:
+    """Where the kernel lists the children of each thread."""
+    return list(Path(f"/proc/{pid}/task").glob("*/children"))
+
+
 class LearnerProcess:
     """`python -m openforge.learner`, with its log in `<home>/learner.log`."""
 
@@ -209,6 +214,19 @@ class LearnerProcess:
 
     async def stop(self) -> int:
         return await self._end(signal.SIGTERM)
+
+    async def kill_follower(self) -> int:
+        """SIGKILL the rank beside rank 0, as soon as there is one; how rank 0 then ends."""
+        async with asyncio.timeout(120):
+            while not (followers := self.followers()):
+                await asyncio.sleep(0.02)
+        os.kill(followers[0], signal.SIGKILL)
+        return await self.wait()
+
+    def followers(self) -> list[int]:
+        """The other ranks: processes that rank 0 started."""
+        assert self._process is not None
+        return [int(pid) for task in children_files(self._process.pid) for pid in task.read_text().split()]
 
     async def _end(self, number: signal.Signals) -> int:
         assert self._process is not None

@@ -25,7 +25,7 @@ from learner_world import (
 )
 
 from openforge.bus import Bus, BusSettings
-from openforge.protos import BatchTrained, PolicyPublished, RetireReason
+from openforge.protos import BatchTrained, PolicyPublished, RetireReason, TrajectoryVerified
 from openforge.runs.submit import submit
 from openforge.weights import check
 
@@ -94,17 +94,59 @@ async def test_a_learner_killed_at_random_points_ends_with_the_same_weights(
     await feeding
     await learner.stop()
     assert kills >= 3
-    left, right = await lineage(bus, "calm"), await lineage(bus, "wild")
+    await same_lineage(bus, "calm", "wild", steps=6)
+
+
+async def same_lineage(bus: Bus, one: str, other: str, steps: int) -> None:
+    """The same batches and the same bits of weights at every version, and each verdict trained once."""
+    left, right = await lineage(bus, one), await lineage(bus, other)
     assert [batch.episodes for batch in left] == [batch.episodes for batch in right]
-    for version in range(7):
+    for version in range(steps + 1):
         same = {
             weights_sha256(told.fact)
-            for run in ("calm", "wild")
+            for run in (one, other)
             for told in await bus.read(PolicyPublished, run, version)
             if is_there(told.fact)
         }
         assert len(same) <= 1, f"version {version} has one set of weights"
-    assert weights_sha256(await newest_published(bus, "calm")) == weights_sha256(await newest_published(bus, "wild"))
+    assert weights_sha256(await newest_published(bus, one)) == weights_sha256(await newest_published(bus, other))
+    for run, batches in ((one, left), (other, right)):
+        trained = [episode for batch in batches for episode in batch.episodes]
+        verified = {told.fact.episode for told in await bus.read(TrajectoryVerified, run)}
+        gone = {fact.episode for fact in await retired(bus, run)}
+        assert len(trained) == len(set(trained)), "none is trained twice"
+        assert set(trained) | gone == verified, "none is lost"
+
+
+async def test_two_ranks_of_which_each_is_killed_end_with_the_weights_of_two_that_were_not(
+    bus: Bus, bus_settings: BusSettings, tmp_path: Path
+) -> None:
+    model = tiny_model(tmp_path)
+    calm, wild = (run_config(model, name, learner={"world_size": 2}) for name in ("calm", "wild"))
+    for config in (calm, wild):
+        await submit(bus, config)
+    quiet = await LearnerProcess(bus_settings, tmp_path / "calm", "calm").start()
+    await asyncio.gather(feed_run(bus, calm), finished(bus, "calm", 6))
+    assert await quiet.stop() == 0
+
+    feeding = asyncio.create_task(feed_run(bus, wild))
+    learner = await LearnerProcess(bus_settings, tmp_path / "wild", "wild").start()
+    await until(lambda: is_trained(bus, "wild", 1))
+    assert await learner.kill_follower() == 1, "rank 0 does not go on alone"
+    learner = await LearnerProcess(bus_settings, tmp_path / "wild", "wild").start()
+    await until(lambda: is_trained(bus, "wild", 3))
+    (follower,) = learner.followers()
+    await learner.kill()
+    await until(lambda: is_gone(follower))
+    learner = await LearnerProcess(bus_settings, tmp_path / "wild", "wild").start()
+    await asyncio.gather(feeding, finished(bus, "wild", 6))
+    assert await learner.stop() == 0
+    assert learner.log().count('"event":"computing again"') >= 1
+    await same_lineage(bus, "calm", "wild", steps=6)
+
+
+async def is_gone(pid: int) -> bool:
+    return not Path(f"/proc/{pid}").exists()
 
 
 async def test_a_second_learner_in_the_same_folder_is_a_zombie(

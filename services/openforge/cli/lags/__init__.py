@@ -1,1 +1,1 @@
-"""What asynchrony gains and what it costs: one run file at several `max_lag`, beside synchronous runs of the same seeds."""
+"""What asynchrony gains and costs: one run file at several `max_lag`, beside synchronous runs of the same seeds."""
