@@ -4,8 +4,10 @@ from math import sqrt
 from pathlib import Path
 
 import pytest
+from learner_world import run_config, tiny_model
 
 from openforge.cli.lags.compare import bound, compared, interval
+from openforge.cli.lags.exact import learned
 from openforge.cli.lags.measured import Measured
 from openforge.cli.lags.page import draw, table
 
@@ -34,16 +36,17 @@ def run(seed: int, max_lag: int, reward: float, took_s: float = 100.0) -> Measur
 def test_what_a_seed_brings_with_it_cancels() -> None:
     runs = [run(seed, lag, base - 0.1 * lag) for seed, base in ((1, 0.4), (2, 0.9)) for lag in (0, 1)]
     sync, asynchronous = compared(runs, cores=2)
-    assert (sync.curve.mean, sync.end.mean, sync.speed.mean, sync.bound) == (0.0, 0.0, 1.0, 1.0)
-    assert asynchronous.end.mean == pytest.approx(-0.1)
-    assert asynchronous.end.high == pytest.approx(-0.1), "both seeds lost as much, though they differ by 0.5"
-    assert not asynchronous.no_worse
+    assert (sync.whole_more.mean, sync.end_more.mean, sync.speed.mean, sync.bound) == (0.0, 0.0, 1.0, 1.0)
+    assert asynchronous.end.mean == pytest.approx(0.55)
+    assert asynchronous.end_more.mean == pytest.approx(-0.1)
+    assert asynchronous.end_more.high == pytest.approx(-0.1), "both seeds lost as much, though they differ by 0.5"
     assert asynchronous.retired_share == pytest.approx(0.1)
 
 
 def test_a_difference_that_seeds_do_not_agree_on_is_no_difference() -> None:
     runs = [run(seed, lag, 0.5 + lag * by) for seed, by in ((1, -0.2), (2, 0.1)) for lag in (0, 1)]
-    assert compared(runs, cores=2)[1].no_worse
+    more = compared(runs, cores=2)[1].end_more
+    assert more.low < 0 < more.high
 
 
 def test_a_seed_that_is_not_complete_is_not_compared() -> None:
@@ -65,6 +68,22 @@ def test_the_interval_is_students() -> None:
     found = interval([1.0, 2.0, 3.0])
     assert (found.mean, found.high - found.mean) == (2.0, pytest.approx(4.303 / sqrt(3)))
     assert found.mean - found.low == found.high - found.mean
+
+
+def test_what_is_exactly_so_old_is_learned_from_and_the_same_every_time(tmp_path: Path) -> None:
+    small = {"groups_per_step": 2, "group_size": 4, "max_lag": 1}
+    config = run_config(
+        tiny_model(tmp_path),
+        run={"steps": 3},
+        pacing=small,
+        learner={"learning_rate": 2e-2},
+        sampling={"max_tokens": 6},
+    )
+    sync, stale, again = learned(config, 0), learned(config, 2), learned(config, 2)
+    assert stale == again
+    assert sync.rewards[0] == stale.rewards[0], "the first step is on policy whatever the lag"
+    assert sync.metrics["ratio_mean"] == pytest.approx(1.0, abs=1e-5)
+    assert stale.metrics["gap_mean"] > 10 * sync.metrics["gap_mean"]
 
 
 def test_table_and_curves_show_each_lag(tmp_path: Path) -> None:

@@ -10,32 +10,65 @@ import typer
 
 from openforge.cli.curves import machine
 from openforge.cli.home import Home
-from openforge.cli.lags.compare import compared
-from openforge.cli.lags.measured import Cost, Measured, measured, train
-from openforge.cli.lags.page import draw, table
+from openforge.cli.lags.compare import compared, learned
+from openforge.cli.lags.measured import Measured, measured, train
+from openforge.cli.lags.page import draw, learned_table, table
 from openforge.runs import load_run_file
 
+app = typer.Typer(help=__doc__, no_args_is_help=True)
 
-def main(
-    run_file: Annotated[Path, typer.Argument(help="The run to repeat.")] = Path("examples/tiny.toml"),
-    lags: Annotated[str, typer.Option(help="Values of pacing.max_lag, 0 among them.")] = "0,1,2,4",
-    seeds: Annotated[int, typer.Option(min=1, help="Values of run.seed: 1 to so many.")] = 3,
-    overrides: Annotated[list[str] | None, typer.Option("--set", help="As of `openforge train`, for all runs.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder for results.json and curves.svg.")] = Path("docs/lags"),
+RunFile = Annotated[Path, typer.Argument(help="The run to repeat.")]
+Lags = Annotated[str, typer.Option(help="Values of pacing.max_lag, 0 among them.")]
+Seeds = Annotated[int, typer.Option(min=1, help="Values of run.seed: 1 to so many.")]
+Overrides = Annotated[list[str] | None, typer.Option("--set", help="As of `openforge train`, for all runs.")]
+Out = Annotated[Path, typer.Option(help="Folder for JSON and curves.")]
+TINY, DOCS = Path("examples/tiny.toml"), Path("docs/lags")
+
+
+@app.command("runs")
+def repeat_runs(
+    run_file: RunFile = TINY, lags: Lags = "0,1,2,4", seeds: Seeds = 3, overrides: Overrides = None, out: Out = DOCS
 ) -> None:
-    """Train at each max_lag with each seed, all values of a seed in turn, and compare with the synchronous run.
+    """Train with all services at each max_lag with each seed, all values of a seed in turn, and compare with the
+    synchronous run: what was learned, and how fast.
 
     In flight are `max_lag` + 1 batches, so that the bound is used. What ran before is not run again: a run of the same
     name that ended is read from its folder. Results are written after each seed.
     """
-    asked = [int(lag) for lag in lags.split(",")]
-    if 0 not in asked:
-        raise typer.BadParameter(f"--lags {lags} lacks 0, the synchronous run that the others are compared with")
-    out.mkdir(parents=True, exist_ok=True)
+    asked = _asked(lags)
     runs: list[Measured] = []
     for seed in range(1, seeds + 1):
         runs += [_run(run_file, lag, seed, overrides or []) for lag in asked]
-        _write(runs, out)
+        rows = compared(runs, os.cpu_count() or 1)
+        _write(out, "results.json", {"machine": machine(), "lags": rows, "runs": runs})
+        draw(runs, out / "curves.svg")
+        typer.echo("\n".join(table(rows)))
+
+
+@app.command("exact")
+def repeat_exactly(
+    run_file: RunFile = TINY, lags: Lags = "0,1,2,4", seeds: Seeds = 8, overrides: Overrides = None, out: Out = DOCS
+) -> None:
+    """The same learner in one process, with every token exactly max_lag versions old: the worst that it may be."""
+    from openforge.cli.lags.exact import learned as curve_of
+
+    asked = _asked(lags)
+    curves = []
+    for seed in range(1, seeds + 1):
+        config = load_run_file(run_file, [*(overrides or []), f"run.seed={seed}"])
+        curves += [curve_of(config, lag) for lag in asked]
+        typer.echo(f"seed {seed} of {seeds}", err=True)
+    rows = learned(curves)
+    _write(out, "exact.json", {"machine": machine(), "lags": rows, "curves": curves})
+    draw(curves, out / "exact.svg")
+    typer.echo("\n".join(learned_table(rows)))
+
+
+def _asked(lags: str) -> list[int]:
+    asked = [int(lag) for lag in lags.split(",")]
+    if 0 not in asked:
+        raise typer.BadParameter(f"--lags {lags} lacks 0, the synchronous run that the others are compared with")
+    return asked
 
 
 def _run(run_file: Path, lag: int, seed: int, overrides: list[str]) -> Measured:
@@ -47,20 +80,15 @@ def _run(run_file: Path, lag: int, seed: int, overrides: list[str]) -> Measured:
     if note.exists():
         return msgspec.json.decode(note.read_bytes(), type=Measured)
     placed = (f"run.name={name}", f"run.seed={seed}", f"pacing.max_lag={lag}", f"pacing.in_flight={batch * (lag + 1)}")
-    cost: Cost = train(run_file, (*overrides, *placed))
-    found = asyncio.run(measured(name, cost))
+    found = asyncio.run(measured(name, train(run_file, (*overrides, *placed))))
     note.write_bytes(msgspec.json.encode(found))
     return found
 
 
-def _write(runs: list[Measured], out: Path) -> None:
-    cores = os.cpu_count() or 1
-    rows = compared(runs, cores)
-    result = {"machine": machine(), "lags": rows, "runs": runs}
-    (out / "results.json").write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
-    draw(runs, out / "curves.svg")
-    typer.echo("\n".join(table(rows)))
+def _write(out: Path, name: str, result: dict[str, object]) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    (out / name).write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    app()

@@ -7,10 +7,13 @@ intervals are Student's at 95 %, over seeds.
 from collections.abc import Callable, Sequence
 from math import exp, log, sqrt
 from statistics import fmean, stdev
+from typing import TypeVar
 
 import msgspec
 
-from openforge.cli.lags.measured import Measured
+from openforge.cli.lags.measured import Curve, Measured
+
+C = TypeVar("C", bound=Curve)
 
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
 """The 97.5 % quantile of Student's t for 1, 2, ... degrees of freedom."""
@@ -24,68 +27,85 @@ class Interval(msgspec.Struct, frozen=True, kw_only=True):
     high: float
 
 
-class Lag(msgspec.Struct, frozen=True, kw_only=True):
-    """All runs at one `max_lag`. Rewards are differences to the synchronous run of the same seed: `curve` over all
-    steps, `end` over the last fifth. `speed`: the time that run took over this one's; `bound`: the most that can be.
+class Learned(msgspec.Struct, frozen=True, kw_only=True):
+    """What was learned at one `max_lag`. `whole` is the mean reward over all steps, the area under the curve, `end`
+    that of the last fifth; `whole_more` and `end_more` are by how much they are above the synchronous runs.
     """
 
     max_lag: int
     seeds: int
+    whole: Interval
+    end: Interval
+    whole_more: Interval
+    end_more: Interval
+    metrics: dict[str, float]
+
+
+class Lag(Learned, frozen=True, kw_only=True):
+    """With what it took. `speed`: the time of the synchronous run over this one's; `bound`: the most that can be."""
+
     lag_mean: float
     lag_max: int
     retired_share: float
-    reward: Interval
-    reward_end: Interval
-    curve: Interval
-    end: Interval
     speed: Interval
     bound: float
-    metrics: dict[str, float]
 
-    @property
-    def no_worse(self) -> bool:
-        """Nothing in the interval says that it learned less."""
-        return self.curve.high >= 0 and self.end.high >= 0
+
+def learned(curves: Sequence[Curve]) -> list[Learned]:
+    """A row for each `max_lag`; only seeds that ran at all of them."""
+    paired = _paired(curves)
+    return [_learned(paired[0], paired[max_lag]) for max_lag in paired]
 
 
 def compared(runs: Sequence[Measured], cores: int) -> list[Lag]:
-    """A row for each `max_lag`; only seeds of which all of them ran."""
-    lags = sorted({run.max_lag for run in runs})
-    by_seed = {
-        seed: {run.max_lag: run for run in runs if run.seed == seed} for seed in sorted({run.seed for run in runs})
-    }
-    complete = [found for found in by_seed.values() if sorted(found) == lags]
-    return [_lag([found[0] for found in complete], [found[lag] for found in complete], cores) for lag in lags]
+    """As `learned`, with what the runs took."""
+    paired = _paired(runs)
+    return [_lag(paired[0], paired[max_lag], cores) for max_lag in paired]
 
 
-def _lag(sync: Sequence[Measured], runs: Sequence[Measured], cores: int) -> Lag:
-    def difference(of: Callable[[Measured], float]) -> Interval:
-        return interval([of(run) - of(base) for run, base in zip(runs, sync, strict=True)])
+def _paired(curves: Sequence[C]) -> dict[int, list[C]]:
+    """By `max_lag`, in the order of the same seeds."""
+    lags = sorted({curve.max_lag for curve in curves})
+    by_seed: dict[int, dict[int, C]] = {}
+    for curve in curves:
+        by_seed.setdefault(curve.seed, {})[curve.max_lag] = curve
+    complete = [found for _, found in sorted(by_seed.items()) if sorted(found) == lags]
+    return {lag: [found[lag] for found in complete] for lag in lags}
 
-    speed = interval([log(base.took_s / run.took_s) for run, base in zip(runs, sync, strict=True)])
-    return Lag(
-        max_lag=runs[0].max_lag,
-        seeds=len(runs),
-        lag_mean=fmean(run.lag_mean for run in runs),
-        lag_max=max(run.lag_max for run in runs),
-        retired_share=sum(run.retired for run in runs) / sum(run.retired + run.episodes for run in runs),
-        reward=interval([whole(run) for run in runs]),
-        reward_end=interval([end(run) for run in runs]),
-        curve=difference(whole),
-        end=difference(end),
-        speed=Interval(mean=exp(speed.mean), low=exp(speed.low), high=exp(speed.high)),
-        bound=fmean(bound(base, cores) for base in sync) if runs[0].max_lag else 1.0,
-        metrics={name: fmean(run.metrics[name] for run in runs) for name in runs[0].metrics},
+
+def _learned(sync: Sequence[Curve], curves: Sequence[Curve]) -> Learned:
+    def more(of: Callable[[Curve], float]) -> Interval:
+        return interval([of(curve) - of(base) for curve, base in zip(curves, sync, strict=True)])
+
+    return Learned(
+        max_lag=curves[0].max_lag,
+        seeds=len(curves),
+        whole=interval([whole(curve) for curve in curves]),
+        end=interval([end(curve) for curve in curves]),
+        whole_more=more(whole),
+        end_more=more(end),
+        metrics={name: fmean(curve.metrics[name] for curve in curves) for name in curves[0].metrics},
     )
 
 
-def whole(run: Measured) -> float:
-    """The mean reward over all steps, which is the area under the curve."""
-    return fmean(run.rewards)
+def _lag(sync: Sequence[Measured], runs: Sequence[Measured], cores: int) -> Lag:
+    speed = interval([log(base.took_s / run.took_s) for run, base in zip(runs, sync, strict=True)])
+    return Lag(
+        **msgspec.structs.asdict(_learned(sync, runs)),
+        lag_mean=fmean(run.lag_mean for run in runs),
+        lag_max=max(run.lag_max for run in runs),
+        retired_share=sum(run.retired for run in runs) / sum(run.retired + run.episodes for run in runs),
+        speed=Interval(mean=exp(speed.mean), low=exp(speed.low), high=exp(speed.high)),
+        bound=fmean(bound(base, cores) for base in sync) if runs[0].max_lag else 1.0,
+    )
 
 
-def end(run: Measured) -> float:
-    return fmean(run.rewards[-max(1, len(run.rewards) // 5) :])
+def whole(curve: Curve) -> float:
+    return fmean(curve.rewards)
+
+
+def end(curve: Curve) -> float:
+    return fmean(curve.rewards[-max(1, len(curve.rewards) // 5) :])
 
 
 def bound(sync: Measured, cores: int) -> float:

@@ -23,18 +23,24 @@ WHY = ("ess", "ratio_mean", "ratio_capped", "kl_mean", "gap_mean", "grad_norm")
 """What a learner says of how far the policy has moved from whoever sampled, as means over its batches."""
 
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """`rewards` by batch; `lag_mean` over all loss tokens; `retired` counts verified episodes that were not trained.
+class Curve(msgspec.Struct, frozen=True, kw_only=True):
+    """What was learned: `rewards` by batch, `metrics` as means over batches."""
+
+    seed: int
+    max_lag: int
+    rewards: list[float]
+    metrics: dict[str, float]
+
+
+class Measured(Curve, frozen=True, kw_only=True):
+    """A run of all services. `lag_mean` is over all loss tokens; `retired` counts verdicts that were not trained.
 
     `took_s`: from the first group to the last batch. `generation_s`: from a group's first request to its last verdict;
     `step_s`: computing a batch; `serve_s`: from its commit until an engine answers with it; each in the mean.
     `wall_s` and `cpu_s` are of the whole command with all its processes, `load` the machine's when it began and ended.
     """
 
-    seed: int
-    max_lag: int
     in_flight: int
-    rewards: list[float]
     lag_mean: float
     lag_max: int
     episodes: int
@@ -46,7 +52,6 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     wall_s: float
     cpu_s: float
     load: tuple[float, float]
-    metrics: dict[str, float]
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):

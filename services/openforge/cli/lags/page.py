@@ -1,49 +1,60 @@
 """The comparison as curves and as a table."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 
 import matplotlib
 
-from openforge.cli.lags.compare import Interval, Lag
-from openforge.cli.lags.measured import Measured
+from openforge.cli.lags.compare import Interval, Lag, Learned
+from openforge.cli.lags.measured import Curve
 
 matplotlib.use("svg")
 
-COLUMNS = (
+LEARNED = (
     "max_lag",
-    "lag seen, mean (max)",
-    "retired",
     "mean reward",
-    "against sync",
+    "more than sync",
     "last fifth",
-    "against sync",
+    "more than sync",
     "effective sample",
     "mean log mu - log pi",
-    "times as fast as sync",
-    "bound",
 )
+TOOK = ("lag seen, mean (max)", "retired", "times as fast as sync", "bound")
+
+
+def learned_table(rows: Sequence[Learned]) -> list[str]:
+    """Markdown."""
+    return _markdown(LEARNED, map(_learned, rows))
 
 
 def table(lags: Sequence[Lag]) -> list[str]:
     """Markdown."""
-    rows = [COLUMNS, ("---",) * len(COLUMNS), *map(_row, lags)]
-    return [f"| {' | '.join(row)} |" for row in rows]
+    return _markdown((*LEARNED, *TOOK), ((*_learned(lag), *_took(lag)) for lag in lags))
 
 
-def _row(lag: Lag) -> tuple[str, ...]:
+def _markdown(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]:
+    return [f"| {' | '.join(row)} |" for row in (head, ("---",) * len(head), *rows)]
+
+
+def _learned(row: Learned) -> tuple[str, ...]:
+    alone = row.max_lag == 0
+    return (
+        str(row.max_lag),
+        f"{row.whole.mean:.3f}",
+        "" if alone else _difference(row.whole_more),
+        f"{row.end.mean:.3f}",
+        "" if alone else _difference(row.end_more),
+        f"{row.metrics['ess']:.3f}",
+        f"{row.metrics['kl_mean']:.4f}",
+    )
+
+
+def _took(lag: Lag) -> tuple[str, ...]:
     alone = lag.max_lag == 0
     return (
-        str(lag.max_lag),
         f"{lag.lag_mean:.2f} ({lag.lag_max})",
         f"{lag.retired_share:.1%}",
-        f"{lag.reward.mean:.3f}",
-        "" if alone else _difference(lag.curve),
-        f"{lag.reward_end.mean:.3f}",
-        "" if alone else _difference(lag.end),
-        f"{lag.metrics['ess']:.3f}",
-        f"{lag.metrics['kl_mean']:.4f}",
         "" if alone else f"{lag.speed.mean:.2f} ({lag.speed.low:.2f} to {lag.speed.high:.2f})",
         "" if alone else f"{lag.bound:.2f}",
     )
@@ -53,8 +64,8 @@ def _difference(interval: Interval) -> str:
     return f"{interval.mean:+.3f} ({interval.low:+.3f} to {interval.high:+.3f})"
 
 
-def draw(runs: Sequence[Measured], path: Path) -> None:
-    """The reward of each batch: the mean over seeds at each `max_lag`, with one standard deviation."""
+def draw(runs: Sequence[Curve], path: Path) -> None:
+    """Reward by step: the mean over seeds at each `max_lag`, with one standard deviation."""
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(7, 3.5), layout="constrained")
@@ -68,7 +79,7 @@ def draw(runs: Sequence[Measured], path: Path) -> None:
             spread = [stdev(column) for column in columns]
             low, high = zip(*((mean - sd, mean + sd) for mean, sd in zip(means, spread, strict=True)), strict=True)
             axes.fill_between(steps, low, high, alpha=0.12)
-    axes.set(xlabel="step", ylabel="mean reward of the batch", ylim=(0, 1.05))
+    axes.set(xlabel="step", ylabel="mean reward", ylim=(0, 1.05))
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(path, metadata={"Date": None})
