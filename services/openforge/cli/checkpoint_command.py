@@ -116,16 +116,17 @@ def chosen(run: str, found: list[Checkpoint], version: str) -> Checkpoint:
 
 
 def config_for(run: str, checkpoint: Checkpoint) -> RunConfig:
-    """The settings that the checkpoint holds, or those on the run's bus where an older release wrote it."""
+    """The settings that the checkpoint holds, or those on the run's bus where an older release wrote it, with the
+    folder of the model in them."""
     text = checkpoint.memory.config or run_on_bus(run, lambda bus: state_of(bus, run)).config
     try:
         config = config_of(text) if text else fail(str(UnknownRun(run)), BAD_USE)
-        resolve(config.model.path)
+        model = msgspec.structs.replace(config.model, path=str(resolve(config.model.path)))
     except BadRunFile as error:
         fail(f"{checkpoint.folder} was made with settings that this release does not know: {error}", BAD_USE)
     except UnknownModel as error:
         fail(f"config and tokenizer come from the model that the run began with. {error}", BAD_USE)
-    return config
+    return msgspec.structs.replace(config, model=model)
 
 
 def kept(found: list[Checkpoint]) -> list[Kept]:

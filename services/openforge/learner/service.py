@@ -46,7 +46,7 @@ from openforge.protos import (
 from openforge.protos.trajectory import env_token
 from openforge.runs import RunConfig, canonical
 from openforge.runs.submit import submitted_config
-from openforge.service import Zombie, health, log
+from openforge.service import BadSettings, Zombie, health, log
 from openforge.weights import folder_name
 
 FOLLOWED = ("group", "trajectory", "policy")
@@ -117,6 +117,8 @@ class Learner:
         self._expect(checkpoint.memory.config_digest, version)
         try:
             await self._slow.call(self._backend.load, checkpoint.state)
+        except BadSettings:
+            raise  # it is whole, and other settings load it
         except Exception:  # the boundary to torch: whatever it finds in broken files, half of them is loaded now
             aside = self._checkpoints.put_aside(checkpoint)
             log.error("checkpoint cannot be loaded; the next start takes the one before", moved_to=str(aside))

@@ -120,6 +120,20 @@ def test_adapters_leave_merged_or_alone_and_say_the_same(runs: Path, tmp_path: P
     assert not torch.allclose(logits(adapted), untrained, atol=1e-5)
 
 
+def test_config_and_tokenizer_of_a_built_in_model_are_found(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENFORGE_MODELS", str(tmp_path / "models"))
+    backend = learner_of(tmp_path)
+    config = run_config(Path("builtin:tiny"), "r")
+    save(runs, backend, 1, 0.5, config)
+    assert_said(openforge("export", "r", tmp_path / "plain"), "run `openforge model get tiny` first")
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models/tiny").symlink_to(tmp_path / "model")
+    assert openforge("export", "r", tmp_path / "plain").exit_code == 0
+    assert holds(loaded(tmp_path / "plain"), weights(backend))
+
+
 def test_bfloat16_is_written_where_it_is_asked_for(runs: Path, tmp_path: Path) -> None:
     backend = learner_of(tmp_path)
     save(runs, backend, 1, 0.5)
