@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from openforge.cli.soak import SERVICES, Disturbed, disturbed, ledger_of_home
+from openforge.cli.soak import TARGETS, TWO_RANKS, Disturbed, disturbed, ledger_of_home
 
 TINY = Path(__file__).parents[2] / "examples" / "tiny.toml"
 
@@ -42,15 +42,15 @@ async def test_the_tiny_model_learns_inside_the_small_harness(tmp_path: Path) ->
 @pytest.mark.heavy
 @pytest.mark.parametrize("staleness", ["drop", "wait", "mask"])
 async def test_nothing_is_lost_when_each_process_is_killed_in_turn(tmp_path: Path, staleness: str) -> None:
-    overrides = (f"pacing.staleness={staleness}", "environment.harness=letters", "run.steps=24")
+    overrides = (f"pacing.staleness={staleness}", "environment.harness=letters", "run.steps=27", TWO_RANKS)
     async with disturbed(TINY, tmp_path, f"kills-{staleness}", overrides) as run:
         await run.version_reached(1, wait_s=400)
-        for target in (*SERVICES, "env_host", "nats"):
+        for target in TARGETS:
             version = run.version()
             await run.kill(target)
             await run.version_reached(version + 1, wait_s=400)
         summary = await ended_well(run, within_s=900)
-    assert summary["steps"] == 24
+    assert summary["steps"] == 27
     lineage_holds(run, summary, max_lag=1)
 
 

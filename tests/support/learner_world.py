@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from openforge.bus import Bus, BusSettings
+from openforge.cli.soak import children_of
 from openforge.learner.service import serve
 from openforge.learner.settings import Settings
 from openforge.models import tiny
@@ -172,11 +173,6 @@ async def until(condition: Callable[[], Any], timeout_s: float = 300.0) -> None:
             await asyncio.sleep(0.05)
 
 
-def children_files(pid: int) -> list[Path]:
-    """Where the kernel lists the children of each thread."""
-    return list(Path(f"/proc/{pid}/task").glob("*/children"))
-
-
 class LearnerProcess:
     """`python -m openforge.learner`, with its log in `<home>/learner.log`."""
 
@@ -226,7 +222,7 @@ class LearnerProcess:
     def followers(self) -> list[int]:
         """The other ranks: processes that rank 0 started."""
         assert self._process is not None
-        return [int(pid) for task in children_files(self._process.pid) for pid in task.read_text().split()]
+        return children_of(self._process.pid)
 
     async def _end(self, number: signal.Signals) -> int:
         assert self._process is not None

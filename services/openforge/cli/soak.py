@@ -24,7 +24,10 @@ from openforge.cli.home import Home
 from openforge.cli.local import SERVICES as SERVICES
 
 ENV_HOST = "env_host"
-TARGETS = (*SERVICES, ENV_HOST, "nats")
+FOLLOWER = "learner_rank_1"
+TARGETS = (*SERVICES, FOLLOWER, ENV_HOST, "nats")
+TWO_RANKS = "learner.world_size=2"
+"""The override that gives a run the target `FOLLOWER`."""
 
 
 class RunEnded(Exception):
@@ -82,6 +85,9 @@ class Disturbed:
         if target == ENV_HOST:
             manager = self._look_up("sandbox_manager")
             return None if manager is None else _env_host_of(manager)
+        if target == FOLLOWER:
+            learner = self._look_up("learner")
+            return None if learner is None else next(iter(children_of(learner)), None)
         try:
             process = msgspec.json.decode((self.home.root / "processes.json").read_bytes()).get(target, {})
         except FileNotFoundError:
@@ -146,6 +152,17 @@ def _env_host_of(manager: int) -> int | None:
     return None
 
 
+def children_of(pid: int) -> list[int]:
+    """The processes that `pid` started; none where it is gone."""
+    found: list[int] = []
+    for listed in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            found += map(int, listed.read_text().split())
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return found
+
+
 def _ancestors(pid: int) -> list[int]:
     found: list[int] = []
     while pid > 1:
@@ -169,7 +186,7 @@ async def soak(run_file: Path, runs: Path, kills: int, seed: int, pause_s: tuple
     done: list[Kill] = []
     while len(done) < kills:
         name = f"soak-{seed}-{len(ended)}"
-        async with disturbed(run_file, runs, name, (f"run.seed={seed + len(ended)}",)) as run:
+        async with disturbed(run_file, runs, name, (f"run.seed={seed + len(ended)}", TWO_RANKS)) as run:
             try:
                 await run.version_reached(0, wait_s=180)
                 while len(done) + len(run.kills) < kills:

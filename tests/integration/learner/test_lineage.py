@@ -145,6 +145,22 @@ async def test_two_ranks_of_which_each_is_killed_end_with_the_weights_of_two_tha
     await same_lineage(bus, "calm", "wild", steps=6)
 
 
+@pytest.mark.heavy
+async def test_a_run_goes_on_with_another_number_of_ranks(bus: Bus, bus_settings: BusSettings, tmp_path: Path) -> None:
+    model = tiny_model(tmp_path)
+    two, one = (run_config(model, learner={"world_size": ranks}) for ranks in (2, 1))
+    feeding = asyncio.create_task(feed_run(bus, two))
+    for config, version in ((two, 2), (one, 4), (two, 6)):
+        await submit(bus, config)
+        learner = await LearnerProcess(bus_settings, tmp_path / "home", config.run.name).start()
+        await until(lambda version=version: is_published(bus, "lineage", version))
+        assert len(learner.followers()) == config.learner.world_size - 1
+        assert await learner.stop() == 0
+    await feeding
+    assert [batch.version for batch in await lineage(bus, "lineage")] == list(range(1, 7))
+    assert "computing again" not in learner.log(), "each began with what the one before had saved"
+
+
 async def is_gone(pid: int) -> bool:
     return not Path(f"/proc/{pid}").exists()
 
