@@ -180,7 +180,13 @@ FACTS: tuple[Fact, ...] = (
         sampled_tokens=50,
     ),
     PolicyPublished(
-        run=RUN, version=4, incarnation=0, location="/weights/v000004-0", digest="12" * 32, bytes=269_000_000
+        run=RUN,
+        version=4,
+        incarnation=0,
+        location="/weights/v000004-0",
+        digest="12" * 32,
+        bytes=269_000_000,
+        stream="learner-0:29600",
     ),
     PolicyServed(
         run=RUN,

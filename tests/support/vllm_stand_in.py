@@ -1,20 +1,26 @@
 """Takes vLLM's command line and serves its wire with the embedded engine: what the driver can be tested against.
 
-As vLLM, it dies if an update starts while it is not paused, or if one fails. With `--stand-in-fail-once FILE` the
-first update after FILE appears hangs for ever.
+Broadcast weights it takes with the receiving end of the plugin. As vLLM, it dies if an update starts while it is not
+paused, or if one fails. With `--stand-in-fail-once FILE` the first update after FILE appears hangs for ever.
 """
 
 import argparse
 import asyncio
 import os
+import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
+import torch
 import uvicorn
 from fastapi import FastAPI, Request, Response
+from openforge_vllm.broadcast import Receiver, Stream
+from safetensors.torch import save_file
 
 from openforge.engine.api import make_app
 from openforge.engine.embedded import EmbeddedEngine, EngineOptions
+from openforge.weights import MANIFEST, WEIGHTS
 
 
 def _arguments() -> argparse.Namespace:
@@ -79,10 +85,20 @@ def _add_weight_transfer(app: FastAPI, engine: EmbeddedEngine) -> None:
         state["started"] = True
         return {"message": "started"}
 
+    receivers: list[Receiver] = []
+
+    @app.get("/get_world_size")
+    async def world_size() -> dict[str, int]:
+        return {"world_size": 1}
+
     @app.post("/update_weights")
     async def update(body: dict[str, Any]) -> dict[str, str]:
         need("started")
-        await engine.load(Path(body["update_info"]["folder"]))
+        folder, stream = Path(body["update_info"]["folder"]), body["update_info"]["stream"]
+        if stream is None:
+            await engine.load(folder)
+        else:
+            await _load_received(engine, folder, Stream(**stream), receivers)
         state["loaded"] = True
         return {"message": "updated"}
 
@@ -92,6 +108,19 @@ def _add_weight_transfer(app: FastAPI, engine: EmbeddedEngine) -> None:
         state["started"] = state["loaded"] = False
         await engine.running.ask(lambda batch: batch.rename(body["weight_version"]))
         return {"message": "finished"}
+
+
+async def _load_received(engine: EmbeddedEngine, folder: Path, stream: Stream, receivers: list[Receiver]) -> None:
+    """What came over the wire, beside the folder's other files."""
+    if not receivers or not receivers[-1].serves(stream):
+        receivers.append(await asyncio.to_thread(Receiver, stream, 1, torch.device("cpu")))
+    tensors = await asyncio.to_thread(lambda: dict(receivers[-1].receive(stream.digest)))
+    with tempfile.TemporaryDirectory() as received:
+        for file in folder.iterdir():
+            if file.suffix == ".json" and file.name != MANIFEST:
+                shutil.copyfile(file, Path(received, file.name))
+        save_file(tensors, Path(received, WEIGHTS), metadata={"format": "pt"})
+        await engine.load(Path(received))
 
 
 def _asked_to_hang(file: Path | None) -> bool:

@@ -37,6 +37,9 @@ class ModelSection(_Section, frozen=True, kw_only=True):
 class EngineSection(_Section, frozen=True, kw_only=True):
     """`embedded` is our CPU engine; `vllm` starts and drives a real vLLM server with `vllm_args`.
 
+    `weight_path` is how new weights reach a vLLM server: it reads the published folder (`disk`), or the learner
+    broadcasts them to its workers over `nccl`, or without GPUs over `gloo`.
+
     `endpoint` evaluates `model` of an OpenAI-compatible endpoint that somebody else serves: `url` ends where
     `/chat/completions` begins, `key_env` names the environment variable that holds the key, none where empty. Its
     tokens are not known, so nothing can be trained. `max_requests` are open at once at most.
@@ -51,6 +54,7 @@ class EngineSection(_Section, frozen=True, kw_only=True):
     max_requests: int = 64
     keep_versions: int = 3
     vllm_args: tuple[str, ...] = ()
+    weight_path: Literal["disk", "nccl", "gloo"] = "disk"
 
 
 class SamplingSection(_Section, frozen=True, kw_only=True):

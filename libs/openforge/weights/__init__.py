@@ -4,7 +4,7 @@ Promises: a folder with its final name is complete and on disk; `check` finds an
 shapes or dtypes than the manifest states; versions in use are never removed.
 """
 
-from openforge.weights.check import check
+from openforge.weights.check import check, manifest_of
 from openforge.weights.manifest import (
     MANIFEST,
     WEIGHTS,
@@ -35,6 +35,7 @@ __all__ = [
     "drafted",
     "folder_name",
     "keep_newest",
+    "manifest_of",
     "read_manifest",
     "save_tensors",
     "write_model",

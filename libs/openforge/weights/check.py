@@ -10,13 +10,19 @@ from openforge.weights.safetensors_header import tensors_of
 def check(path: str | Path, digest: str) -> None:
     """Raise `BadWeights`, saying what is wrong, unless the folder is exactly what `digest` stands for."""
     folder = Path(path)
-    data = manifest_bytes(folder)
-    if digest_of(data) != digest:
-        raise BadWeights(f"weights {folder}: the manifest has digest {digest_of(data)[:12]}, expected {digest[:12]}.")
-    manifest = decode_manifest(data, folder)
+    manifest = manifest_of(folder, digest)
     _check_tensors(folder, manifest)
     for name, entry in manifest.files.items():
         _check_file(folder / name, size=entry.bytes, sha256=entry.sha256)
+
+
+def manifest_of(path: str | Path, digest: str) -> Manifest:
+    """The folder's manifest, which is what `digest` stands for; raises `BadWeights`. The files are not looked at."""
+    folder = Path(path)
+    data = manifest_bytes(folder)
+    if digest_of(data) != digest:
+        raise BadWeights(f"weights {folder}: the manifest has digest {digest_of(data)[:12]}, expected {digest[:12]}.")
+    return decode_manifest(data, folder)
 
 
 def _check_tensors(folder: Path, manifest: Manifest) -> None:

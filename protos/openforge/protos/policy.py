@@ -69,7 +69,8 @@ class PolicyPublished(Fact, frozen=True, kw_only=True, tag=True):
     """Weights of `version` can be loaded from `location`, a folder with a hashed manifest.
 
     `digest` is the manifest's sha256. A learner that had to compute a version again publishes it
-    with the next `incarnation`; an engine reloads if the digest differs from what it serves.
+    with the next `incarnation`; an engine reloads if the digest differs from what it serves. Where `stream` is not
+    empty it is the HOST:PORT at which the learner also broadcasts them.
     """
 
     kind: ClassVar[str] = "policy"
@@ -81,6 +82,7 @@ class PolicyPublished(Fact, frozen=True, kw_only=True, tag=True):
     location: str
     digest: str
     bytes: int = 0
+    stream: str = ""
 
     def key(self) -> tuple[str | int, ...]:
         return (self.version, self.incarnation)

@@ -44,8 +44,11 @@ class Backend(Protocol):
 
     async def start(self) -> None: ...
 
-    async def apply(self, folder: Path, digest: str, version: int) -> Outcome:
-        """Serve these weights from now on; raises `BadWeights` and goes on with the old ones."""
+    async def apply(self, folder: Path, digest: str, version: int, stream: str = "") -> Outcome:
+        """Serve these weights from now on; raises `BadWeights` and goes on with the old ones.
+
+        `stream` is where a learner also broadcasts them, if it does.
+        """
         ...
 
     async def stop(self) -> None: ...

@@ -22,7 +22,7 @@ class InProcessBackend:
         socket = bind(self._url)
         self._serving = asyncio.create_task(self._server.serve(sockets=[socket]))
 
-    async def apply(self, folder: Path, digest: str, version: int) -> Outcome:
+    async def apply(self, folder: Path, digest: str, version: int, stream: str = "") -> Outcome:
         clock = Laps()
         loaded = await self.engine.load(folder, digest)
         if self.engine.worker is not None and not self.died.done():

@@ -113,7 +113,9 @@ class Engine:
         said = log.bind(version=published.version, incarnation=published.incarnation)
         try:
             with self._meter.looking_away():
-                outcome = await backend.apply(Path(published.location), published.digest, published.version)
+                outcome = await backend.apply(
+                    Path(published.location), published.digest, published.version, published.stream
+                )
         except BadWeights as error:
             self._newest.refuses(published)
             said.error("weights refused", why=str(error), still_serving=self._newest.served is not None)

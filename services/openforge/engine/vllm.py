@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import httpx
 import msgspec
@@ -27,7 +28,7 @@ from openforge.engine.settings import Settings
 from openforge.runs import RunConfig
 from openforge.service import BadSettings, log
 from openforge.service.sockets import host_and_port
-from openforge.weights import BadWeights, Manifest, check, read_manifest
+from openforge.weights import BadWeights, Manifest, check, manifest_of, read_manifest
 from openforge.wire.generate import GenerateRequest, GenerateResponse, SamplingParams
 
 SERVED_NAME = "policy"
@@ -64,6 +65,7 @@ class VllmBackend:
         self._command = tuple(command) or (_interpreter(settings), *_SERVER)
         self._child: asyncio.subprocess.Process | None = None
         self._folder: Path | None = None
+        self._link, self._workers = "", 0
         self._watching: asyncio.Task[None] | None = None
         self._http = httpx.AsyncClient(
             base_url=settings.engine_url, timeout=settings.weight_call_timeout_s, limits=_NEW_CONNECTIONS
@@ -73,14 +75,14 @@ class VllmBackend:
         """Nothing listens before the first weights: vLLM cannot start without any."""
         host_and_port(self._settings.engine_url, ENGINE_URL)
 
-    async def apply(self, folder: Path, digest: str, version: int) -> Outcome:
+    async def apply(self, folder: Path, digest: str, version: int, stream: str = "") -> Outcome:
         clock = Laps()
-        await asyncio.to_thread(check, folder, digest)
-        manifest = read_manifest(folder)
+        broadcast = self._broadcast_of(digest, stream)
+        manifest = await asyncio.to_thread(manifest_of if broadcast else _checked, folder, digest)
         check_s = clock.lap()
         before = self._folder
         try:
-            patience_s = await self._carry(folder, version)
+            patience_s = await self._carry(folder, digest, version, broadcast)
             carry_s = clock.lap()
             error = await self._probe(folder, manifest, patience_s)
         except (BadWeights, EngineLost) as problem:
@@ -93,29 +95,44 @@ class VllmBackend:
         await self._end_child()
         await self._http.aclose()
 
-    async def _carry(self, folder: Path, version: int) -> float:
+    def _broadcast_of(self, digest: str, stream: str) -> dict[str, Any] | None:
+        """How the running server's workers get the version from the learner; None where they read the folder."""
+        transport = self._config.engine.weight_path
+        if transport == "disk" or not stream or self._child is None:
+            return None
+        return {
+            "address": stream,
+            "link": self._link,
+            "world": 1 + self._workers,
+            "transport": transport,
+            "digest": digest,
+        }
+
+    async def _carry(self, folder: Path, digest: str, version: int, broadcast: dict[str, Any] | None) -> float:
         """Into the running server if there is one and it takes them, else into a fresh one.
 
         Returns how long the first answer may take: a fresh server compiles some functions for it.
         """
         if self._child is not None:
             try:
-                await self._update(folder, version)
+                await self._update(folder, version, broadcast)
             except EngineLost as problem:
                 log.error("weight call failed, restarting vLLM", why=str(problem), version=version)
             else:
                 return self._settings.weight_call_timeout_s
+        if broadcast:
+            await asyncio.to_thread(check, folder, digest)
         await self._begin_child(folder, version)
         return _START_S
 
-    async def _update(self, folder: Path, version: int) -> None:
+    async def _update(self, folder: Path, version: int, broadcast: dict[str, Any] | None) -> None:
         """Running requests are frozen, and go on with what was computed of them computed anew.
 
         Without the pause the server dies: for a moment its model has no weights at all.
         """
         await self._post("/pause?mode=keep")
         await self._post("/start_weight_update")
-        await self._post("/update_weights", {"update_info": {"folder": str(folder)}})
+        await self._post("/update_weights", {"update_info": {"folder": str(folder), "stream": broadcast}})
         await self._post("/finish_weight_update", {"weight_version": str(version)})
         await self._post("/resume")
 
@@ -176,6 +193,7 @@ class VllmBackend:
         log.info("vLLM starting", pid=self._child.pid, model=str(folder))
         await self._until_healthy(self._child)
         await self._post("/init_weight_transfer_engine", {"init_info": {}})
+        self._link, self._workers = f"vllm-{secrets.token_hex(8)}", await self._world_size()
         await self._post("/update_weight_version", {"new_version": str(version)})
         self._watching = asyncio.create_task(self._watch(self._child))
 
@@ -201,6 +219,13 @@ class VllmBackend:
             if time.monotonic() > deadline:
                 raise EngineLost(f"vLLM was not healthy within {_START_S:.0f} s")
             await asyncio.sleep(0.2)
+
+    async def _world_size(self) -> int:
+        """How many workers the server has."""
+        try:
+            return int((await self._http.get("/get_world_size")).json()["world_size"])
+        except (httpx.HTTPError, KeyError, ValueError) as error:
+            raise EngineLost(f"/get_world_size: {error or type(error).__name__}") from error
 
     async def _is_healthy(self) -> bool:
         try:
@@ -238,6 +263,11 @@ class VllmBackend:
     def _die(self, error: EngineLost) -> None:
         if not self.died.done():
             self.died.set_exception(error)
+
+
+def _checked(folder: Path, digest: str) -> Manifest:
+    check(folder, digest)
+    return read_manifest(folder)
 
 
 def _interpreter(settings: Settings) -> str:

@@ -28,6 +28,7 @@ from openforge.learner.batcher import Batcher, Done, Retire, Rules, State, Train
 from openforge.learner.checkpoints import Checkpoint, Checkpoints, Memory
 from openforge.learner.identity import ConfigChanged, training_digest
 from openforge.learner.lock import only_one
+from openforge.learner.offer import Offer
 from openforge.learner.publisher import Publisher
 from openforge.learner.settings import Settings
 from openforge.learner.step import Batch, Step, batch_of, step_of
@@ -72,6 +73,7 @@ class Learner:
         self._digest = training_digest(config)
         self._weights = settings.home / "weights"
         self._checkpoints = checkpoints_of(settings.home, config)
+        self._offer = Offer(config, self._weights, settings.broadcast_listen)
         self._slow = SlowThread("backend")
         self._backend: Backend
         self._publisher: Publisher
@@ -96,6 +98,8 @@ class Learner:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow())
             group.create_task(self._act())
+            if self._offer.address:
+                group.create_task(self._offer.keep())
 
     async def _wake(self) -> None:
         """Load the model and the newest checkpoint that fits what is recorded."""
@@ -371,6 +375,7 @@ class Learner:
             location=str(written.path),
             digest=written.digest,
             bytes=written.bytes,
+            stream=self._offer.address,
         )
         await self._tell(fact)
         self._published = fact

@@ -15,6 +15,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 import torch
+from broadcasting import sender
 from engine_fixtures import publish
 from reference_model import largest_difference, reference_logprobs
 from safetensors.torch import load_file, save_file
@@ -79,7 +80,8 @@ class Served:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
     root = tmp_path_factory.mktemp("vllm")
-    models = [get("smollm2-135m"), _other(get("smollm2-135m"), root / "other")]
+    model, other = get("smollm2-135m"), _other(get("smollm2-135m"), root / "other")
+    models = [model, other, model]
     settings = Settings(
         run="r",
         engine_url=f"http://127.0.0.1:{free_port()}",
@@ -89,7 +91,9 @@ async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Serv
     config = RunConfig(
         run=RunSection(name="r", steps=1),
         model=ModelSection(path=str(models[0]), context=1024),
-        engine=EngineSection(kind="vllm", dtype="float32", max_requests=16, vllm_args=("--enforce-eager",)),
+        engine=EngineSection(
+            kind="vllm", dtype="float32", max_requests=16, vllm_args=("--enforce-eager",), weight_path="gloo"
+        ),
         environment=EnvironmentSection(name="letters", harness="letters"),
     )
     driver = VllmBackend(settings, config)
@@ -171,21 +175,33 @@ async def test_requests_are_aborted_by_name_and_by_hanging_up(served: Served) ->
 
 
 async def test_weights_change_in_flight_and_nothing_that_old_weights_computed_is_used_again(served: Served) -> None:
-    other = publish(served.root / "weights", served.models[1], 1)
+    await _change_in_flight(served, 1, "")
+
+
+async def test_a_learner_broadcasts_weights_into_the_running_server(served: Served) -> None:
+    child = served.driver._child
+    with sender(served.root / "weights", bucket_bytes=32 << 20) as stream:
+        await _change_in_flight(served, 2, stream)
+    assert served.driver._child is child
+
+
+async def _change_in_flight(served: Served, version: int, stream: str) -> None:
+    old, new = str(version - 1), str(version)
+    written = publish(served.root / "weights", served.models[version], version)
     tasks = [[*PROMPT, 500 + index] for index in range(2)]
     asked = [asyncio.create_task(served.generate(ids, max_tokens=300, ignore_eos=True)) for ids in tasks]
     await served.until_running(2)
-    outcome = await served.driver.apply(other.path, other.digest, 1)
+    outcome = await served.driver.apply(written.path, written.digest, version, stream)
     assert outcome.probe_error < NEAR
     for ids, answer in zip(tasks, await asyncio.gather(*asked), strict=True):
         sampled, stated = answer.choices[0].token_ids, _stated(answer)
-        (old, _, change), (new, start, end) = _spans(answer)
-        assert (old, new, start, end) == ("0", "1", change, 300)
-        assert largest_difference(stated[:change], served.truth(0, ids, sampled[:change])) < NEAR
-        assert largest_difference(stated[change:], served.truth(1, ids, sampled)[change:]) < NEAR
+        (before, _, change), (after, start, end) = _spans(answer)
+        assert (before, after, start, end) == (old, new, change, 300)
+        assert largest_difference(stated[:change], served.truth(version - 1, ids, sampled[:change])) < NEAR
+        assert largest_difference(stated[change:], served.truth(version, ids, sampled)[change:]) < NEAR
     again = await served.generate(PROMPT, ignore_eos=True)  # its prefix was cached under the old weights
-    assert _spans(again) == [("1", 0, 16)]
-    assert largest_difference(_stated(again), served.truth(1, PROMPT, again.choices[0].token_ids)) < NEAR
+    assert _spans(again) == [(new, 0, 16)]
+    assert largest_difference(_stated(again), served.truth(version, PROMPT, again.choices[0].token_ids)) < NEAR
 
 
 async def test_weights_that_vllm_cannot_load_cost_the_server_and_the_version_before_is_served_again(
@@ -197,7 +213,7 @@ async def test_weights_that_vllm_cannot_load_cost_the_server_and_the_version_bef
         served.root / "weights",
         tensors,
         config_dir=served.models[1],
-        version=2,
+        version=3,
         incarnation=0,
         probe=Probe(prompt_ids=(1, 2), token_ids=(3,), logprobs=(-1.0,)),
         dtype="float32",
@@ -207,11 +223,11 @@ async def test_weights_that_vllm_cannot_load_cost_the_server_and_the_version_bef
     members = _group(before.pid)
     assert len(members) > 1  # a vLLM server is several processes
     with pytest.raises(BadWeights, match="could not serve"):
-        await served.driver.apply(broken.path, broken.digest, 2)
+        await served.driver.apply(broken.path, broken.digest, 3)
     assert not _group(before.pid)
-    assert await served.version() == "1"
+    assert await served.version() == "2"
     answer = await served.generate(PROMPT)
-    assert largest_difference(_stated(answer), served.truth(1, PROMPT, answer.choices[0].token_ids)) < NEAR
+    assert largest_difference(_stated(answer), served.truth(2, PROMPT, answer.choices[0].token_ids)) < NEAR
 
 
 def _group(leader: int) -> set[int]:

@@ -7,9 +7,11 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Literal
 
 import httpx
 import pytest
+from broadcasting import sender
 from engine_fixtures import publish
 
 from openforge.bus.server import free_port
@@ -31,13 +33,15 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 @asynccontextmanager
-async def _driver(model: Path, monkeypatch: pytest.MonkeyPatch, *args: str) -> AsyncIterator[VllmBackend]:
+async def _driver(
+    model: Path, monkeypatch: pytest.MonkeyPatch, *args: str, weight_path: Literal["disk", "gloo"] = "disk"
+) -> AsyncIterator[VllmBackend]:
     monkeypatch.setenv("PYTHONPATH", _SOURCES)
     settings = Settings(run="r", engine_url=f"http://127.0.0.1:{free_port()}", weight_call_timeout_s=10.0)
     config = RunConfig(
         run=RunSection(name="r", steps=1),
         model=ModelSection(path=str(model), context=256),
-        engine=EngineSection(kind="vllm", dtype="float32", vllm_args=args),
+        engine=EngineSection(kind="vllm", dtype="float32", vllm_args=args, weight_path=weight_path),
         environment=EnvironmentSection(name="letters", harness="letters"),
     )
     driver = VllmBackend(settings, config, (sys.executable, _STAND_IN))
@@ -72,6 +76,26 @@ async def test_weights_are_carried_into_the_running_server_and_bad_ones_never_re
             await _apply(driver, broken, 2)
         assert await _version(driver) == "1"
         assert driver._child is child
+
+
+async def test_weights_are_broadcast_into_the_running_server_and_a_lost_learner_costs_a_restart(
+    models: list[Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with sender(tmp_path, bucket_bytes=1 << 16) as stream:
+        async with _driver(models[0], monkeypatch, weight_path="gloo") as driver:
+            written = [publish(tmp_path, models[version % 2], version) for version in range(4)]
+            await _apply(driver, written[0], 0)
+            child = driver._child
+            for version in (1, 2):
+                outcome = await driver.apply(written[version].path, written[version].digest, version, stream)
+                assert outcome.probe_error < 1e-4
+                assert await _version(driver) == str(version)
+                assert driver._child is child
+            nobody = f"127.0.0.1:{free_port()}"
+            outcome = await driver.apply(written[3].path, written[3].digest, 3, nobody)
+            assert outcome.probe_error < 1e-4
+            assert await _version(driver) == "3"
+            assert driver._child is not child
 
 
 async def test_a_failed_probe_brings_the_weights_before_back(

@@ -1,6 +1,6 @@
-"""vLLM's weight transfer, from folders on disk.
+"""vLLM's weight transfer, from folders on disk or from a learner that broadcasts them.
 
-Promises: between `start_weight_update` and `finish_weight_update` the model gets all tensors of one folder, or a call
+Promises: between `start_weight_update` and `finish_weight_update` the model gets all tensors of one version, or a call
 fails, and then the server has to be ended: its weights are half of each.
 
 Written for vLLM 0.32; the interface is `vllm.distributed.weight_transfer.base.WeightTransferEngine`.
@@ -22,6 +22,8 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.platforms import current_platform
 
+from openforge_vllm.broadcast import Receiver, Stream
+
 
 @dataclass
 class NothingToInit(WeightTransferInitInfo):
@@ -30,14 +32,18 @@ class NothingToInit(WeightTransferInitInfo):
 
 @dataclass
 class Folder(WeightTransferUpdateInfo):
-    """`folder` holds safetensors files with checkpoint names, whole and checked."""
+    """`folder` holds safetensors files with checkpoint names, whole and checked. Where there is a `stream`, its tensors
+    come from there."""
 
     folder: str
+    stream: dict[str, Any] | None = None
 
 
 class FolderTransfer(WeightTransferEngine[NothingToInit, Folder]):
     init_info_cls = NothingToInit
     update_info_cls = Folder
+
+    _receiver: Receiver | None = None
 
     def init_transfer_engine(self, init_info: NothingToInit) -> None:
         pass
@@ -51,7 +57,18 @@ class FolderTransfer(WeightTransferEngine[NothingToInit, Folder]):
             torch.cuda.synchronize()
 
     def receive_weights(self, update_info: Folder) -> None:
-        self.model.load_weights(_tensors(Path(update_info.folder)))
+        if update_info.stream is None:
+            self.model.load_weights(_tensors(Path(update_info.folder)))
+            return
+        stream = Stream(**update_info.stream)
+        if self._receiver is None or not self._receiver.serves(stream):
+            self._receiver = Receiver(stream, self._rank(), self.device)
+        self.model.load_weights(self._receiver.receive(stream.digest))
+
+    def _rank(self) -> int:
+        """Among all workers of the server, counted from 1."""
+        parallel = self.parallel_config
+        return 1 + parallel.data_parallel_index * parallel.world_size + parallel.rank
 
     def finish_weight_update(self) -> None:
         finalize_layerwise_reload(self.model, self.model_config)
