@@ -12,7 +12,7 @@ ALONE  := tests/integration/sandbox
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help install demo seeds test check heavy containers manifests cluster vllm-cpu test-vllm oracles conformance conformance-fast bench bench-proxy soak schema clean
+.PHONY: help install demo seeds test check heavy containers manifests cluster vllm-cpu test-vllm gpu-check oracles conformance conformance-fast bench bench-proxy soak schema clean
 
 help: ## what the targets do
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -87,6 +87,19 @@ test-vllm: install vllm-cpu ## the driver, weights in flight and guided answers 
 	$(BIN)/openforge model get smollm2-135m
 	$(BIN)/pytest -m vllm $(ARGS)
 
+gpu-check: ## what only a GPU can show, in 8 minutes after the installation of vLLM; JSON to build/gpu-check.json
+	@nvidia-smi -L 2>/dev/null | grep -q GPU || { echo "openforge: nvidia-smi sees no GPU here: run make gpu-check on a machine that has one" >&2; exit 2; }
+	$(MAKE) install .venv-vllm-gpu/.installed
+	$(BIN)/openforge model get smollm2-135m
+	mkdir -p build
+	OPENFORGE_VLLM_PYTHON=$(CURDIR)/.venv-vllm-gpu/bin/python timeout 480 $(BIN)/python -m openforge.cli.gpu_check --json $(ARGS) > build/gpu-check.json; code=$$?; cat build/gpu-check.json; exit $$code
+
+# The same torch as ours: both ends of a broadcast have to agree.
+.venv-vllm-gpu/.installed:
+	test -x .venv-vllm-gpu/bin/python || $(PYTHON) -m venv .venv-vllm-gpu
+	.venv-vllm-gpu/bin/pip install -q --disable-pip-version-check vllm==0.32.0 torch==2.13.0
+	@touch $@
+
 oracles: .venv-oracles/.installed ## losses and advantages against verl and TRL, in a .venv-oracles of two gigabytes
 	.venv-oracles/bin/python -m pytest --noconftest -W default tests/oracles $(ARGS)
 
@@ -112,5 +125,5 @@ schema: install ## writes docs/protos from the code
 	$(BIN)/openforge protos schema
 
 clean: ## removes what the targets made, but not runs/
-	rm -rf $(VENV) .venv-oracles .venv-peers .venv-vllm bench .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
+	rm -rf $(VENV) .venv-oracles .venv-peers .venv-vllm .venv-vllm-gpu bench .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -237,7 +237,7 @@ def _at_odds(config: RunConfig) -> Iterator[str]:
             "run.steps = 0 and evaluation.heldout_episodes = 0: the run would do nothing; "
             "write steps to train, or held-out episodes to evaluate"
         )
-    if config.engine.kind == "embedded" and config.engine.weight_path != "disk":
+    if config.engine.kind != "vllm" and config.engine.weight_path != "disk":
         yield (
             f'engine.weight_path = "{config.engine.weight_path}" with engine.kind = "embedded", which reads '
             'folders: write "disk", or engine.kind = "vllm"'

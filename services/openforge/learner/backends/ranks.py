@@ -33,8 +33,8 @@ def local_rank() -> int:
 
 
 def shard(policy: Any, device: torch.device) -> None:
-    """FSDP2: each decoder layer and the rest are sharded over all ranks."""
-    if world() == 1:
+    """FSDP2: each decoder layer and the rest are sharded over all ranks of the process group, if there is one."""
+    if not dist.is_initialized():
         return
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
