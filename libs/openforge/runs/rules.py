@@ -239,8 +239,8 @@ def _at_odds(config: RunConfig) -> Iterator[str]:
         )
     if config.engine.kind != "vllm" and config.engine.weight_path != "disk":
         yield (
-            f'engine.weight_path = "{config.engine.weight_path}" with engine.kind = "embedded", which reads '
-            'folders: write "disk", or engine.kind = "vllm"'
+            f'engine.weight_path = "{config.engine.weight_path}" with engine.kind = "{config.engine.kind}", which is '
+            'no vLLM: write "disk", or engine.kind = "vllm"'
         )
     if config.engine.kind == "vllm" and config.engine.dtype == "float32" and config.learner.autocast == "bfloat16":
         yield (

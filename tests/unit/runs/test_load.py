@@ -104,6 +104,10 @@ def test_missing_fields_say_where_to_write_them(folder: Path) -> None:
         ("pacing.max_lag=-1", "pacing.max_lag = -1 is too small: write 0 or more"),
         ("sampling.temperature=0", "sampling.temperature = 0.0 must be above 0"),
         ("pacing.in_flight=4", "pacing.in_flight = 4 is less than pacing.group_size = 8"),
+        (
+            'engine.weight_path="nccl"',
+            'engine.weight_path = "nccl" with engine.kind = "embedded", which is no vLLM',
+        ),
         ("pacing.in_flight_least=4", "pacing.in_flight_least = 4 is less than pacing.group_size = 8"),
         ("pacing.in_flight_least=65", "pacing.in_flight_least = 65 is more than pacing.in_flight = 64"),
         ("sampling.top_p=1.5", "sampling.top_p = 1.5 is too large: write 1 or less"),
