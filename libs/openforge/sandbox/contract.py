@@ -209,10 +209,13 @@ class Box(Sandbox, Protocol):
 
 
 class SandboxDriver(Protocol):
-    """`images`: whether sandboxes are made from `SandboxSpec.image`."""
+    """`images`: whether sandboxes are made from `SandboxSpec.image`. `shows_folders`: whether `SandboxSpec.binds` can
+    show those of this host.
+    """
 
     isolation: Literal["full", "reduced"]
     images: bool
+    shows_folders: bool
 
     async def create(self, spec: SandboxSpec) -> Box:
         """A running sandbox with empty, writable folders `/workspace`, `/tmp` and `/tests`; raises `SandboxLost`."""

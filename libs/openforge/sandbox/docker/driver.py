@@ -57,6 +57,7 @@ class DockerDriver:
     """
 
     images = True
+    shows_folders = True
 
     def __init__(
         self,

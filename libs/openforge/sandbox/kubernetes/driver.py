@@ -41,6 +41,7 @@ class KubernetesDriver:
     """
 
     images = True
+    shows_folders = False
     isolation: Literal["full", "reduced"] = "full"
 
     def __init__(

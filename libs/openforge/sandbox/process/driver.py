@@ -57,6 +57,7 @@ class ProcessDriver:
     """
 
     images = False
+    shows_folders = True
 
     def __init__(
         self,

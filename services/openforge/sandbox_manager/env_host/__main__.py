@@ -15,6 +15,7 @@ from openforge.env.react import ReactLoop
 from openforge.env.registry import load_environment
 from openforge.sandbox.contract import SandboxLost
 from openforge.sandbox.remote import RemoteSandbox, Reply, Request
+from openforge.sandbox_manager.env_host.line import open_line, take_own_terminal
 from openforge.sandbox_manager.env_host.wire import (
     Answer,
     Begin,
@@ -42,7 +43,7 @@ class Host:
 
     async def serve(self, secret: str) -> None:
         await self._say(Hello(secret=secret))
-        with suppress(asyncio.IncompleteReadError, ConnectionError):
+        with suppress(asyncio.IncompleteReadError, OSError):
             while True:
                 self._hear(await next_to_host(self._reader))
 
@@ -98,12 +99,14 @@ class Host:
 
 
 async def main() -> None:
+    """With `OPENFORGE_HOST_SOCKET` the manager listens there, without it is at the other end of our terminal."""
+    line = None if SOCKET in os.environ else take_own_terminal()
     secret = os.environ.pop(SECRET)
     threads = ThreadPoolExecutor(int(os.environ.get(THREADS, "64")), thread_name_prefix="episode")
     asyncio.get_running_loop().set_default_executor(threads)
     module = load_environment(sys.argv[1])
     await asyncio.to_thread(getattr(module, "warm_up", lambda: None))
-    reader, writer = await asyncio.open_unix_connection(os.environ[SOCKET])
+    reader, writer = await (asyncio.open_unix_connection(os.environ[SOCKET]) if line is None else open_line(line))
     await Host(module, reader, writer).serve(secret)
     sys.stderr.flush()
     os._exit(0)  # threads of harnesses may still wait for a model that nobody needs any more

@@ -18,8 +18,9 @@ from typing import Any
 import msgspec
 
 from openforge.env.contract import EnvCallResult, LlmArgs
-from openforge.sandbox.contract import Sandbox, SandboxDriver, SandboxLimits, SandboxLost, SandboxSpec
+from openforge.sandbox.contract import Box, Sandbox, SandboxDriver, SandboxLimits, SandboxLost, SandboxSpec
 from openforge.sandbox.remote import Failed, Reply, answer
+from openforge.sandbox_manager.env_host.line import last_words, on_terminal
 from openforge.sandbox_manager.env_host.view import python_folders
 from openforge.sandbox_manager.env_host.wire import (
     Answer,
@@ -30,6 +31,7 @@ from openforge.sandbox_manager.env_host.wire import (
     Raised,
     Returned,
     TooLarge,
+    Writer,
     next_to_manager,
     send,
 )
@@ -85,13 +87,15 @@ class HostKeeper:
 
 
 class EnvHost:
-    def __init__(self, box: Sandbox, folder: Path) -> None:
+    """`folder` holds the socket by which it connects; without one it is connected by a terminal of its box."""
+
+    def __init__(self, box: Box, folder: Path | None) -> None:
         self._box = box
         self._folder = folder
         self._secret = secrets.token_urlsafe(32)
         self._server: asyncio.Server | None = None
         self._process: asyncio.Task[None] | None = None
-        self._connected: asyncio.Future[asyncio.StreamWriter] = asyncio.get_running_loop().create_future()
+        self._connected: asyncio.Future[Writer] = asyncio.get_running_loop().create_future()
         self._episodes: dict[int, asyncio.Future[EnvCallResult]] = {}
         self._boxes: dict[str, Sandbox] = {}
         self._calls: dict[str, set[asyncio.Task[None]]] = {}
@@ -105,7 +109,7 @@ class EnvHost:
     async def start(
         cls, driver: SandboxDriver, environment: str, settings: Settings, labels: Mapping[str, str]
     ) -> "EnvHost":
-        folder = _socket_folder(settings.sockets)
+        folder = _socket_folder(settings.sockets) if driver.shows_folders else None
         shown, roots = python_folders(environment)
         spec = SandboxSpec(
             name=f"{settings.run}-env-host",
@@ -113,26 +117,22 @@ class EnvHost:
                 memory_mb=settings.env_host_memory_mb,
                 pids=4 * settings.env_host_threads + 256,
                 disk_mb=64,
-                cpus=float(os.cpu_count() or 1),
+                cpus=settings.env_host_cpus or float(os.cpu_count() or 1),
             ),
             network="proxy-only",
-            binds={**shown, _SOCKET_FOLDER: str(folder)},
+            binds=shown | ({_SOCKET_FOLDER: str(folder)} if folder else {}),
             labels=labels,
             ttl_s=_FOREVER_S,
         )
         try:
             host = cls(await driver.create(spec), folder)
-        except SandboxLost as error:
+        except (SandboxLost, ValueError) as error:
             raise HostLost(f"the env host could not be started: {error}") from error
         await host._begin(environment, roots, settings.env_host_threads)
         return host
 
     async def _begin(self, environment: str, roots: list[str], threads: int) -> None:
-        path = self._folder / "host.sock"
-        self._server = await asyncio.start_unix_server(self._serve, path=str(path))
-        path.chmod(0o666)  # the folder is shown to one sandbox, and it must still know the secret
         env = {
-            "OPENFORGE_HOST_SOCKET": f"{_SOCKET_FOLDER}/host.sock",
             "OPENFORGE_HOST_SECRET": self._secret,
             "OPENFORGE_HOST_THREADS": str(threads),
             "PYTHONPATH": os.pathsep.join(roots),
@@ -140,13 +140,22 @@ class EnvHost:
             "OMP_NUM_THREADS": "1",
         }
         argv = [sys.executable, "-P", "-m", "openforge.sandbox_manager.env_host", environment]
-        self._process = asyncio.create_task(self._live(argv, env))
+        if self._folder is None:
+            self._process = asyncio.create_task(self._live_on_terminal(argv, env))
+        else:
+            await self._listen(self._folder / "host.sock")
+            env["OPENFORGE_HOST_SOCKET"] = f"{_SOCKET_FOLDER}/host.sock"
+            self._process = asyncio.create_task(self._live(argv, env))
         try:
             await asyncio.wait_for(asyncio.shield(self._connected), _START_S)
         except TimeoutError:
             await self.close(f"it did not report within {_START_S:.0f} s")
             raise HostLost(self.lost) from None
         log.info("env host started", environment=environment, sandbox=self._box.id)
+
+    async def _listen(self, path: Path) -> None:
+        self._server = await asyncio.start_unix_server(self._serve, path=str(path))
+        os.chmod(path, 0o666)  # the folder is shown to one sandbox, and it must still know the secret
 
     async def _live(self, argv: list[str], env: dict[str, str]) -> None:
         """Its whole life is one command in its sandbox."""
@@ -155,6 +164,16 @@ class EnvHost:
             said = (ended.stdout + ended.stderr)[-2000:].decode(errors="replace").strip()
             why = "it ran out of memory" if ended.out_of_memory else f"it ended with {ended.exit_code}"
             self._lose(f"{why}: {said}" if said else why)
+        except SandboxLost as error:
+            self._lose(str(error))
+        await self._clean_up()
+
+    async def _live_on_terminal(self, argv: list[str], env: dict[str, str]) -> None:
+        """The same, and the command's terminal is the line to it."""
+        try:
+            async with on_terminal(self._box, argv, env) as (reader, writer):
+                await self._serve(reader, writer)
+            self._lose(f"it ended: {await last_words(self._box)}")
         except SandboxLost as error:
             self._lose(str(error))
         await self._clean_up()
@@ -187,7 +206,8 @@ class EnvHost:
             self._server.close()
         with suppress(SandboxLost):
             await self._box.stop()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     # -- episodes
 
@@ -232,7 +252,7 @@ class EnvHost:
 
     # -- the connection
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(self, reader: asyncio.StreamReader, writer: Writer) -> None:
         try:
             hello = await next_to_manager(reader)
             if not isinstance(hello, Hello) or not secrets.compare_digest(hello.secret, self._secret):
@@ -251,7 +271,7 @@ class EnvHost:
         finally:
             writer.close()
 
-    def _hear(self, message: Hello | Returned | Raised | Call, writer: asyncio.StreamWriter) -> None:
+    def _hear(self, message: Hello | Returned | Raised | Call, writer: Writer) -> None:
         match message:
             case Returned():
                 self._settle(message.episode, message.result)
@@ -272,7 +292,7 @@ class EnvHost:
         else:
             ended.set_result(result)
 
-    async def _answer(self, call: Call, writer: asyncio.StreamWriter) -> None:
+    async def _answer(self, call: Call, writer: Writer) -> None:
         reply: Reply = Failed(kind="lost", text="this episode is over")
         box = self._boxes.get(call.token)
         if box is not None:

@@ -1,7 +1,7 @@
 """What manager and env host say to each other: frames of a length and one MessagePack value."""
 
 import asyncio
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -69,7 +69,17 @@ class TooLarge(ValueError):
     """A frame beyond what either side ever sends."""
 
 
-async def send(writer: asyncio.StreamWriter, message: ToHost | ToManager) -> None:
+class Writer(Protocol):
+    """What frames are sent by."""
+
+    def write(self, data: bytes) -> None: ...
+
+    async def drain(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+async def send(writer: Writer, message: ToHost | ToManager) -> None:
     body = _encoder.encode(message)
     writer.write(len(body).to_bytes(4, "little") + body)
     await writer.drain()
