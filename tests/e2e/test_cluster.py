@@ -2,6 +2,7 @@
 NATS nodes with TLS, and streams with three replicas."""
 
 import asyncio
+import copy
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,7 +11,7 @@ from pathlib import Path
 import httpx
 import msgspec
 import pytest
-from manifests import container_of
+from manifests import Object, container_of, rendered
 from pods import Cluster, cluster
 
 from openforge.bus import CAUGHT_UP, Bus
@@ -20,7 +21,7 @@ from openforge.runs.ledger import ledger_of
 from openforge.runs.progress import FOLDED, Progress
 
 TINY = Path(__file__).parents[2] / "examples" / "tiny.toml"
-RUN, STEPS = "tiny", 16
+RUN = "tiny"
 SERVICES = ("scheduler", "sandbox-manager", "proxy", "engine", "verifier", "learner")
 STREAMS = ("RUN", "GROUP", "EPISODE", "TURN", "TRAJECTORY", "POLICY")
 SLOW_S = 600.0
@@ -86,29 +87,61 @@ async def faults(pods: Cluster) -> list[Finding]:
     return found
 
 
-async def test_nothing_is_lost_when_a_nats_node_and_each_service_are_killed(tmp_path: Path) -> None:
-    BUILTIN["tiny"](tmp_path / "claims" / "models" / "tiny")
-    sets = ("--set", f"run.steps={STEPS}", "--set", "evaluation.heldout_episodes=0")
-    async with cluster(tmp_path, "local-cpu", RUN) as pods:
+@asynccontextmanager
+async def training(
+    folder: Path, objects: tuple[Object, ...], *overrides: str
+) -> AsyncIterator[tuple[Cluster, Bus, Progress]]:
+    """A run on the cluster, submitted from beside it, whose first step is trained; leaving waits for its end."""
+    BUILTIN["tiny"](folder / "claims" / "models" / "tiny")
+    sets = [part for override in ("evaluation.heldout_episodes=0", *overrides) for part in ("--set", override)]
+    async with cluster(folder, objects, RUN) as pods:
         await pods.complete("bus-set-up", within_s=SLOW_S)
         train = await pods.client("train", str(TINY), "--remote", pods.operator().url, "--plain", *sets)
-        async with Bus.connect(pods.operator(), name="test") as bus:
-            async with watched(bus) as progress:
-                await trained(progress, 1, pods)
-                for app in ("nats", *SERVICES):
-                    assert await is_alive(pods, app), pods.last_words()
-                    victim = await node_that_leads_most(bus) if app == "nats" else pods.named(app).name
-                    before = progress.trained
-                    await pods.kill(victim)
-                    await trained(progress, before + 1, pods)
+        async with Bus.connect(pods.operator(), name="test") as bus, watched(bus) as progress:
+            await trained(progress, 1, pods)
+            yield pods, bus, progress
             async with asyncio.timeout(SLOW_S):
                 assert await train.wait() == 0, pods.last_words()
             ledger = await ledger_of(bus, RUN)
+    assert ledger.closes, ledger.differences
+    assert ledger.versions == progress.trained
+    assert ledger.lag_max <= 1
+
+
+async def kill_and_go_on(pods: Cluster, progress: Progress, pod: str) -> None:
+    """Until a step is trained that was not when it was killed."""
+    before = progress.trained
+    await pods.kill(pod)
+    await trained(progress, before + 1, pods)
+
+
+async def test_nothing_is_lost_when_a_nats_node_and_each_service_are_killed(tmp_path: Path) -> None:
+    async with training(tmp_path, rendered("local-cpu"), "run.steps=16") as (pods, bus, progress):
+        await kill_and_go_on(pods, progress, await node_that_leads_most(bus))
+        assert await is_alive(pods, "nats"), pods.last_words()
+        for app in SERVICES:
+            assert await is_alive(pods, app), pods.last_words()
+            await kill_and_go_on(pods, progress, pods.named(app).name)
         found = await faults(pods)
         starts = {pod: pods.process(pod).starts for pod in pods.kept}
-    assert ledger.closes, ledger.differences
-    assert ledger.versions == STEPS
-    assert ledger.lag_max <= 1
     assert msgspec.to_builtins(found) == []
     killed = 1 + len(SERVICES)
     assert sorted(starts.values()) == [1] * (len(starts) - killed) + [2] * killed, starts
+
+
+def on_two_nodes(found: Object) -> Object:
+    """The learner's Job as overlay `gpu` makes it, without its GPUs."""
+    if (found["kind"], found["metadata"]["name"]) != ("Job", "learner"):
+        return found
+    changed = copy.deepcopy(found)
+    changed["spec"] |= {"completions": 2, "parallelism": 2}
+    command = container_of(changed)["command"]
+    command[command.index("--nnodes=1")] = "--nnodes=2"
+    return changed
+
+
+async def test_ranks_in_two_pods_meet_and_meet_again_when_either_is_killed(tmp_path: Path) -> None:
+    objects = tuple(map(on_two_nodes, rendered("local-cpu")))
+    async with training(tmp_path, objects, "run.steps=8", "learner.world_size=2") as (pods, _, progress):
+        await kill_and_go_on(pods, progress, "learner-1")
+        await kill_and_go_on(pods, progress, "learner-0")

@@ -28,7 +28,6 @@ from manifests import (
     name_of,
     of_kind,
     pod_of,
-    rendered,
     replicas_of,
     secrets_of,
 )
@@ -117,11 +116,13 @@ def _program(name: str) -> str:
 
 
 class Cluster:
-    """The pods of one overlay. `sockets` is short, as UNIX sockets' paths have to be."""
+    """The pods of these objects. `sockets` is short, as UNIX sockets' paths have to be."""
 
-    def __init__(self, folder: Path, overlay: str, run: str, sockets: Path, only: Collection[str] = ()) -> None:
+    def __init__(
+        self, folder: Path, objects: tuple[Object, ...], run: str, sockets: Path, only: Collection[str] = ()
+    ) -> None:
         self.folder = folder
-        self.objects = rendered(overlay)
+        self.objects = objects
         self._prefix = f"127.{random.randrange(1, 255)}.{random.randrange(255)}"
         self.pods = list(self._made())
         self.hosts = self._hosts()
@@ -234,11 +235,13 @@ def _makes_sandboxes(pod: Pod) -> bool:
 
 
 @asynccontextmanager
-async def cluster(folder: Path, overlay: str, run: str, only: Collection[str] = ()) -> AsyncIterator[Cluster]:
-    """The overlay's pods, all or `only` some, kept running for the time of the block."""
+async def cluster(
+    folder: Path, objects: tuple[Object, ...], run: str, only: Collection[str] = ()
+) -> AsyncIterator[Cluster]:
+    """The pods of these objects, all or `only` some, kept running for the time of the block."""
     sockets = Path(tempfile.mkdtemp(prefix="of-"))
     sockets.chmod(0o755)
-    made = Cluster(folder, overlay, run, sockets, only)
+    made = Cluster(folder, objects, run, sockets, only)
     made.keeping = asyncio.create_task(made.supervisor.run())
     try:
         yield made

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from credentials_world import World, world_at
 from fact_examples import DEAD_LETTER, FACTS, RUN
+from manifests import rendered
 from pods import cluster
 
 from openforge.bus import Bus, BusSettings
@@ -104,7 +105,7 @@ async def test_a_stream_that_is_nearly_full(world: World) -> None:
 
 
 async def test_streams_with_too_few_copies_and_a_node_of_the_cluster_that_is_gone(tmp_path: Path) -> None:
-    async with cluster(tmp_path, "local-cpu", RUN, only=("nats",)) as pods:
+    async with cluster(tmp_path, rendered("local-cpu"), RUN, only=("nats",)) as pods:
         settings = pods.operator()
         alone = msgspec.structs.replace(settings, streams=StreamLimits(replicas=1))
         async with Bus.connect(alone, name="test") as bus:
