@@ -18,11 +18,11 @@ from openforge.env.digest import with_digest
 from openforge.env.layout import FolderTask, load_tasks
 from openforge.env.variables import Split
 from openforge.harnesses import ALL, Launch, NotInstalled, UnknownHarness, command, find
-from openforge.harnesses.harness import SCENARIOS, mark
+from openforge.harnesses.harness import mark
 
 EACH = "each"
 HARNESSES: dict[str, HarnessKind] = {EACH: "command", **{harness.name: "command" for harness in ALL}}
-_MARKED = re.compile(re.escape(mark("HARNESS", "SCENARIO")).replace("HARNESS", r"(\S+)").replace("SCENARIO", r"\w+"))
+_MARKED = re.compile(re.escape(mark("HARNESS", "SCENARIO")).replace("HARNESS", r"(\S+)").replace("SCENARIO", r"(\w+)"))
 
 
 class Job:
@@ -42,13 +42,14 @@ class Job:
 @cache
 def tasks() -> Sequence[TaskTemplate]:
     (job,) = load_tasks(Path(__file__).parent / "job")
-    return [Job(job, harness.name, scenario) for harness in ALL for scenario in SCENARIOS]
+    return [Job(job, harness.name, scenario) for harness in ALL for scenario in harness.scenarios]
 
 
 def create_command(
     *, harness: str, instruction: str, llm_args: LlmArgs, context: int = 32768, **_: Any
 ) -> CommandAgent:
     """`options`: `context` is the window that the harness is told. Raises `ValueError`."""
+    marked = _MARKED.search(instruction)
     launch = Launch(
         base_url=llm_args.base_url.removesuffix("/v1"),
         key=llm_args.api_key,
@@ -56,15 +57,15 @@ def create_command(
         instruction=instruction,
         context=context,
         max_tokens=llm_args.max_tokens,
+        scenario=marked[2] if marked else "plain",
     )
     try:
-        return command(find(_named(instruction) if harness == EACH else harness), launch)
+        return command(find(_named(marked) if harness == EACH else harness), launch)
     except (NotInstalled, UnknownHarness) as error:
         raise ValueError(str(error)) from error
 
 
-def _named(instruction: str) -> str:
-    found = _MARKED.search(instruction)
-    if found is None:
+def _named(marked: re.Match[str] | None) -> str:
+    if marked is None:
         raise ValueError(f"harness = {EACH!r} needs a task of the environment conformance, whose last line names one")
-    return found[1]
+    return marked[1]

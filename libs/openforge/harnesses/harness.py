@@ -17,7 +17,10 @@ SCRATCH = "/tmp/harness"
 HOME = f"{SCRATCH}/home"
 
 
-SCENARIOS = ("plain", "faults", "real")
+EVERYWHERE = ("plain", "faults", "real")
+"""The scenarios of every harness."""
+HELPER = "helper"
+"""In the mark of a job that one agent gives another."""
 
 
 def mark(harness: str, scenario: str) -> str:
@@ -48,7 +51,10 @@ class Pip(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
-    """What a harness is started with. `base_url` is the attempt's, without `/v1`. `context`: the model's window."""
+    """What a harness is started with.
+
+    `base_url` is the attempt's, without `/v1`. `context`: the model's window. `scenario`: that of the conformance job.
+    """
 
     base_url: str
     key: str
@@ -56,6 +62,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     instruction: str
     context: int
     max_tokens: int
+    scenario: str = "plain"
 
 
 class ToolUse(msgspec.Struct, frozen=True):
@@ -65,14 +72,28 @@ class ToolUse(msgspec.Struct, frozen=True):
     arguments: Mapping[str, Any]
 
 
+class Habits(msgspec.Struct, frozen=True):
+    """What a harness is known to do in a run of our script; anything else is news.
+
+    `breaks` are the branches that it begins beside the first, by cause, and `why` says what for; of its calls,
+    `sub_agent_calls` are made by a sub-agent.
+    """
+
+    breaks: Mapping[str, int] = {}
+    why: str = ""
+    sub_agent_calls: int = 0
+
+
 class Harness(msgspec.Struct, frozen=True, kw_only=True):
     """One row of the table.
 
     `shell` turns a command into a call of the harness's own tool, `finish` is the call by which its agent ends where
     a plain last word does not. `spoken` is for a harness without tools: from the text of its prompt to the model's
-    reply. `breaks` are the branches that it is known to begin beside the first, by cause, in a
-    run of our script; anything else is news. `fatal` names the faults of the line
-    at which it gives up by its own decision. `memory_mb` and `disk_mb` are what its sandbox needs.
+    reply. `delegate` turns a job into the call that gives it to a sub-agent, `wait` the text of a prompt into the call
+    that waits for what it did. `habits` are those of the job without faults, `more` those of further scenarios that
+    the harness has: `thinking` (its reasoning comes back), `delegation` (to a sub-agent) and `compaction`. `fatal`
+    names the faults of the line at which it gives up by its own decision. `memory_mb` and `disk_mb` are what its
+    sandbox needs.
     """
 
     name: str
@@ -83,8 +104,10 @@ class Harness(msgspec.Struct, frozen=True, kw_only=True):
     shell: Callable[[str], ToolUse]
     finish: ToolUse | None = None
     spoken: Callable[[str], str] | None = None
-    breaks: Mapping[str, int] = {}
-    why: str = ""
+    delegate: Callable[[str], ToolUse] | None = None
+    wait: Callable[[str], ToolUse] | None = None
+    habits: Habits = Habits()
+    more: Mapping[str, Habits] = {}
     fatal: frozenset[str] = frozenset()
     memory_mb: int = 1024
     disk_mb: int = 128
@@ -94,6 +117,10 @@ class Harness(msgspec.Struct, frozen=True, kw_only=True):
     def tools(self) -> bool:
         """Whether its model works by calling tools."""
         return self.spoken is None
+
+    @property
+    def scenarios(self) -> tuple[str, ...]:
+        return (*EVERYWHERE, *self.more)
 
     @property
     def folder(self) -> str:

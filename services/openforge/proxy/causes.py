@@ -11,6 +11,8 @@ from openforge.proxy.turns import Question, Standing, Turn
 _COMPACTION = "compaction"
 _NOTHING = b"\0" * 16
 """The chain before the first message."""
+_TELLING = 24
+"""Characters of a line that hardly stands in two texts by chance."""
 
 
 class History:
@@ -24,6 +26,7 @@ class History:
         self._bare: set[bytes] = set()
         self._but_last: set[tuple[bytes, bytes]] = set()
         self._had_tools = False
+        self._texts: list[frozenset[str]] = []
 
     def add(self, turn: Turn, after: Chain, question: Question) -> None:
         thread = turn.thread
@@ -34,6 +37,8 @@ class History:
         self._firsts.setdefault(question.steps[0], turn.caller)
         self._bare.add(after.bare)
         self._had_tools = self._had_tools or bool(turn.tools)
+        if not turn.reply.tool_calls and (lines := _telling_lines(turn.reply.content)):
+            self._texts.append(lines)
         if question.messages[-1].role == "user":
             before = question.steps[-2] if len(question.steps) > 1 else _NOTHING
             self._but_last.add((before, answer_key(turn.reply)))
@@ -71,9 +76,12 @@ class History:
         return self._cause_by_shape(question, tools)
 
     def _cause_by_shape(self, question: Question, tools: bytes) -> BranchCause:
+        longest = self._longest.get(question.harness.thread) or max(self._longest.values())
+        shorter = len(question.messages) < longest - 1
+        if shorter and self._is_summed_up(question):
+            return BranchCause.COMPACTION
         if question.steps[0] in self._firsts:
-            longest = self._longest.get(question.harness.thread) or max(self._longest.values())
-            return BranchCause.COMPACTION if len(question.messages) < longest - 1 else BranchCause.REWRITTEN
+            return BranchCause.COMPACTION if shorter else BranchCause.REWRITTEN
         if any(message.role == "assistant" for message in question.messages):
             return BranchCause.REWRITTEN
         if not tools:
@@ -108,6 +116,13 @@ class History:
             before = step
         return False
 
+    def _is_summed_up(self, question: Question) -> bool:
+        """Whether somebody other than the model says what a whole answer said: most of its lines, in one message."""
+        others = [message.content for message in question.messages if message.role in ("user", "system")]
+        return any(
+            2 * sum(line in content for line in lines) >= len(lines) for lines in self._texts for content in others
+        )
+
     def _caller(self, question: Question, standing: Standing) -> Caller:
         """Whose conversation it is that changed: the turn's that it goes on from, the thread's, or the beginning's."""
         if standing.parent is not None:
@@ -116,3 +131,7 @@ class History:
         if thread and thread in self._threads:
             return self._threads[thread]
         return self._firsts.get(question.steps[0], Caller.MAIN)
+
+
+def _telling_lines(text: str) -> frozenset[str]:
+    return frozenset(line for raw in text.splitlines() if len(line := raw.strip()) >= _TELLING)

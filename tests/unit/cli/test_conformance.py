@@ -12,10 +12,10 @@ from openforge.chat.chatml import ChatMLHermes
 from openforge.chat.contract import Message, Tool
 from openforge.cli.conformance.page import write_page
 from openforge.cli.conformance.row import Row
-from openforge.cli.conformance.script import ASIDE, LAST_WORD, STEPS, Script
+from openforge.cli.conformance.script import ASIDE, HELPED, LAST_WORD, STEPS, THOUGHT_OF, Script
 from openforge.cli.conformance.truth import unaccounted
 from openforge.harnesses import ALL, Harness, find
-from openforge.harnesses.harness import mark
+from openforge.harnesses.harness import HELPER, mark
 from openforge.protos import Span, TrajectoryVerified, TurnRecorded
 from openforge.runs.config import TrainingSection
 from openforge.verifier.core import Claimed, Evidence, Record, record_of, verified
@@ -24,11 +24,21 @@ TOKENIZER = byte_tokenizer()
 RENDERER = ChatMLHermes(TOKENIZER)
 
 
-def conversation(harness: Harness) -> list[Message]:
+def conversation(harness: Harness, scenario: str = "plain") -> list[Message]:
     return [
         Message(role="system", content="You work."),
-        Message(role="user", content=f"Do the job.\n{mark(harness.name, 'plain')}"),
+        Message(role="user", content=f"Do the job.\n{mark(harness.name, scenario)}"),
     ]
+
+
+def tools_of(harness: Harness) -> tuple[Tool, ...]:
+    named = {harness.shell("").name, *([harness.finish.name] if harness.finish else [])}
+    return tuple(Tool(name=name) for name in sorted(named)) if harness.tools else ()
+
+
+def having(scenario: str) -> pytest.MarkDecorator:
+    found = [harness for harness in ALL if scenario in harness.more]
+    return pytest.mark.parametrize("harness", found, ids=lambda harness: harness.name)
 
 
 def answer(messages: list[Message], tools: tuple[Tool, ...]) -> Message:
@@ -36,13 +46,12 @@ def answer(messages: list[Message], tools: tuple[Tool, ...]) -> Message:
     parsed = RENDERER.parse(ids, tools)
     assert parsed.broken == ()
     assert ids[-1] in RENDERER.stop_token_ids
-    return Message(role="assistant", content=parsed.content, tool_calls=parsed.tool_calls)
+    return Message(role="assistant", content=parsed.content, reasoning=parsed.reasoning, tool_calls=parsed.tool_calls)
 
 
 @pytest.mark.parametrize("harness", ALL, ids=lambda harness: harness.name)
 def test_the_script_does_the_job_with_the_harnesss_own_tools_and_ends(harness: Harness) -> None:
-    named = {harness.shell("").name, *([harness.finish.name] if harness.finish else [])}
-    tools = tuple(Tool(name=name) for name in sorted(named)) if harness.tools else ()
+    tools = tools_of(harness)
     messages = conversation(harness)
     for words, commands in STEPS:
         reply = answer(messages, tools)
@@ -53,6 +62,53 @@ def test_the_script_does_the_job_with_the_harnesss_own_tools_and_ends(harness: H
         messages += [reply, *(Message(role="tool", tool_call_id=call.id) for call in reply.tool_calls)]
     last = answer(messages, tools)
     assert last.tool_calls or last.content == LAST_WORD or not harness.tools
+
+
+@having("thinking")
+def test_every_step_is_thought_of_where_that_is_the_scenario(harness: Harness) -> None:
+    reply = answer(conversation(harness, "thinking"), tools_of(harness))
+    assert (reply.reasoning, reply.content) == (THOUGHT_OF, STEPS[0][0])
+    assert len(reply.tool_calls) == len(STEPS[0][1])
+
+
+@having("delegation")
+def test_the_second_line_is_written_by_a_sub_agent_that_the_first_agent_waits_for(harness: Harness) -> None:
+    assert harness.delegate is not None
+    delegate = harness.delegate("").name
+    tools = (*tools_of(harness), Tool(name=delegate), *([Tool(name=harness.wait("").name)] if harness.wait else []))
+    messages = conversation(harness, "delegation")
+    messages += [answer(messages, tools), user("done")]
+    given = answer(messages, tools)
+    assert [call.name for call in given.tool_calls] == [delegate]
+    job = next(text for text in msgspec.json.decode(given.tool_calls[0].arguments).values() if HELPER in text)
+    helper = [user(job)]
+    wrote = answer(helper, tools_of(harness))
+    assert [msgspec.json.decode(call.arguments) for call in wrote.tool_calls] == [
+        dict(harness.shell("echo two >> notes.txt").arguments)
+    ]
+    assert answer([*helper, wrote, user("done")], tools_of(harness)).content == HELPED
+    waits = answer([*messages, given, user('{"agent_id": "a-1"}')], tools)
+    assert "notes.txt" in waits.tool_calls[-1].arguments
+    if harness.wait:
+        assert msgspec.json.decode(waits.tool_calls[0].arguments) == {"targets": ["a-1"]}
+
+
+@having("compaction")
+def test_after_a_summary_the_job_goes_on_where_it_was(harness: Harness) -> None:
+    tools = tools_of(harness)
+    messages = conversation(harness, "compaction")
+    for _ in range(3):
+        messages += [answer(messages, tools), user("done")]
+    summary = answer([*messages, user("Create a detailed summary of the conversation so far.")], tools)
+    assert summary.tool_calls == ()
+    assert summary == answer([*messages, user("Sum up.")], ())
+    rebuilt = [messages[0], user(f"So far: {summary.content}")]
+    assert answer(rebuilt, tools).content == STEPS[3][0]
+    assert answer([*rebuilt, *messages[-4:]], tools).content == LAST_WORD
+
+
+def user(text: str) -> Message:
+    return Message(role="user", content=text)
 
 
 def test_a_call_beside_the_conversation_gets_an_aside() -> None:

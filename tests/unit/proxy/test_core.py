@@ -72,6 +72,20 @@ def test_reasoning_that_came_back_continues_and_reasoning_that_was_dropped_is_a_
     assert (kept.cause, dropped.cause) == (BranchCause.CONTINUED, BranchCause.REASONING_DROPPED)
 
 
+def test_a_shorter_conversation_that_holds_a_whole_answer_as_text_of_the_harness_is_a_compaction() -> None:
+    """Whatever else was changed: Claude Code writes its system prompt anew, and some of the last turns come back."""
+    talk = Talk()
+    summary = "<summary>\nThe first two lines of the notes are written.\nThe third one is missing yet.\n</summary>"
+    begun = (Message(role="system", content="one"), user("a"), assistant("ok"), user("b"))
+    for messages in (begun[:2], begun):
+        talk.ask(*messages, tools=(TOOL,))
+    talk.ask(*begun, assistant("ok"), user("sum up"), answer=summary, tools=(TOOL,))
+    told = "So far: The first two lines of the notes are written.\n  The third one is missing yet."
+    for text, cause in ((told, BranchCause.COMPACTION), ("So far: nothing.", BranchCause.REWRITTEN)):
+        rebuilt = (Message(role="system", content="two"), user(text), assistant("ok"), user("b"))
+        assert talk.place(*rebuilt, tools=(TOOL,)).cause is cause
+
+
 def test_branches_have_causes() -> None:
     talk = Talk()
     system = Message(role="system", content="s")

@@ -95,7 +95,7 @@ def _installed(harness: Harness) -> str:
 
 def _rows(harnesses: Sequence[Harness], scenarios: Sequence[str], out: Path, timeout_s: float) -> list[Row]:
     """A line for each harness and scenario, whatever became of it."""
-    jobs = [(harness, scenario) for harness in harnesses for scenario in scenarios]
+    jobs = [(harness, scenario) for harness in harnesses for scenario in (*scenarios, *harness.more)]
     broken = {harness.name: why for harness in harnesses if (why := _installed(harness))}
     tasks = [f"{harness.name}_{scenario}" for harness, scenario in jobs if harness.name not in broken]
     rows: list[Row] = []
@@ -107,8 +107,8 @@ def _rows(harnesses: Sequence[Harness], scenarios: Sequence[str], out: Path, tim
         for harness, scenario in jobs
         if (harness.name, scenario) not in told
     ]
-    order = [harness.name for harness in harnesses]
-    return sorted(rows, key=lambda row: (order.index(row.harness), row.scenario != "plain"))
+    order = [(harness.name, scenario) for harness, scenario in jobs]
+    return sorted(rows, key=lambda row: order.index((row.harness, row.scenario)))
 
 
 def _real_rows(out: Path, timeout_s: float) -> list[Row]:

@@ -13,7 +13,9 @@ import msgspec
 from openforge.cli.conformance.line import Fault, plan_for
 from openforge.cli.conformance.truth import Reading, unaccounted, worst_difference
 from openforge.harnesses import Harness, find
+from openforge.harnesses.harness import Habits
 from openforge.protos import (
+    Caller,
     EpisodeEnded,
     EpisodeFailed,
     EpisodeRequested,
@@ -40,7 +42,7 @@ class Evidence(msgspec.Struct, kw_only=True):
 
 class Row(msgspec.Struct, kw_only=True):
     """`prompt_tokens` is the longest prompt, `breaks` the branches beside the first by cause, `agent_s` the time
-    from the harness's start to its end. `faults`: how often each struck, empty in a plain run."""
+    from the harness's start to its end. `faults`: how often each struck, empty in a run without."""
 
     harness: str
     version: str
@@ -54,6 +56,7 @@ class Row(msgspec.Struct, kw_only=True):
     ok: bool = False
     note: str = ""
     breaks: dict[str, int] = {}
+    sub_agent_calls: int = 0
     dropped: dict[str, int] = {}
     faults: dict[str, int] = {}
     prompt_tokens: int = 0
@@ -102,6 +105,7 @@ def row_of(evidence: Evidence, reading: Reading, weights: Path, struck: Counter[
         row.note = _why_none(evidence)
         return row
     row.breaks = {cause.value: count for cause, count in trajectory.breaks.items()}
+    row.sub_agent_calls = sum(turn.caller is Caller.SUB_AGENT for turn in evidence.turns)
     row.branches = 1 + sum(row.breaks.values())
     row.sequences = len(trajectory.sequences)
     row.delivered_fraction = trajectory.delivered_fraction
@@ -123,9 +127,13 @@ def _known(harness: Harness | None, row: Row) -> str:
     """What the table of harnesses says of this one."""
     if harness is None or row.scenario == "real":
         return ""
-    if row.scenario == "plain":
-        return harness.why if row.breaks else ""
-    return f"not struck by {', '.join(sorted(harness.fatal))}, at which it gives up" if harness.fatal else ""
+    if row.scenario == "faults":
+        return f"not struck by {', '.join(sorted(harness.fatal))}, at which it gives up" if harness.fatal else ""
+    return habits_of(harness, row.scenario).why
+
+
+def habits_of(harness: Harness, scenario: str) -> Habits:
+    return harness.more.get(scenario, harness.habits)
 
 
 def _why_none(evidence: Evidence) -> str:
@@ -143,7 +151,10 @@ def _complaints(harness: Harness | None, row: Row, evidence: Evidence) -> Iterat
     if harness is None or row.scenario == "real":
         return
     yield from _undone(evidence)
-    yield from _plain_complaints(harness, row) if row.scenario == "plain" else _fault_complaints(harness, row)
+    if row.scenario == "faults":
+        yield from _fault_complaints(harness, row)
+    else:
+        yield from _habit_complaints(habits_of(harness, row.scenario), row)
 
 
 def _undone(evidence: Evidence) -> Iterator[str]:
@@ -155,13 +166,15 @@ def _undone(evidence: Evidence) -> Iterator[str]:
         yield f"it ended with exit code {evidence.ended.exit_code}"
 
 
-def _plain_complaints(harness: Harness, row: Row) -> Iterator[str]:
+def _habit_complaints(habits: Habits, row: Row) -> Iterator[str]:
     if row.delivered_fraction != 1.0:
         yield f"dropped: {row.dropped}"
     if row.sequences != row.branches:
         yield f"{row.branches} branches became {row.sequences} sequences"
-    if row.breaks != dict(harness.breaks):
-        yield f"breaks {row.breaks}, known are {dict(harness.breaks)}"
+    if row.breaks != dict(habits.breaks):
+        yield f"breaks {row.breaks}, known are {dict(habits.breaks)}"
+    if row.sub_agent_calls != habits.sub_agent_calls:
+        yield f"{row.sub_agent_calls} calls are a sub-agent's, known are {habits.sub_agent_calls}"
 
 
 def _fault_complaints(harness: Harness, row: Row) -> Iterator[str]:

@@ -5,16 +5,18 @@ format and fed to a real engine, which returns the log-probs that its weights gi
 """
 
 import json
+import re
 from collections.abc import Sequence
 
 import msgspec
 from tokenizers import Tokenizer
 
-from openforge.chat.chatml import CALL, CALLED, CLOSE, OPEN
-from openforge.harnesses import ALL, Harness, find
-from openforge.harnesses.harness import SCENARIOS, ToolUse, mark
+from openforge.chat.chatml import CALL, CALLED, CLOSE, OPEN, THINK, THOUGHT
+from openforge.harnesses import ALL, Harness
+from openforge.harnesses.harness import HELPER, ToolUse, mark
 
 LAST_WORD = "The notes are written. I am done."
+HELPED = "The second line is there."
 ASIDE = "Notes in three lines"
 
 # Each step: what is said, and the commands that are called for at once. White space and letters beyond ASCII are there
@@ -26,6 +28,14 @@ STEPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("I look at it.\n\n- once\n- \ttwice", ("cat notes.txt",)),
     ("And count.", ("wc -l < notes.txt",)),
 )
+THOUGHT_OF = "One step at a time:  größe ✓\n\n1. what is there?\n2.\twhat is missing?"
+"""What is thought before each step, in a scenario with thinking."""
+_JOB = 'Append the line "two" to /workspace/notes.txt with your shell tool, then say that it is there.'
+_UNTIL_THERE = "timeout 60 sh -c 'until grep -qx two notes.txt; do sleep 0.2; done'"
+_MUCH = "seq 1 1000"
+"""A command whose output fills a small window."""
+_SUMMARY_ASKED = re.compile("summary of (the|our|this) conversation", re.IGNORECASE)
+_DONE = re.compile(r"\(openforge-done (\d+)\)")
 
 
 class Shown(msgspec.Struct, frozen=True):
@@ -33,6 +43,15 @@ class Shown(msgspec.Struct, frozen=True):
 
     turns: tuple[tuple[str, str], ...]
     tools: frozenset[str]
+
+    @property
+    def text(self) -> str:
+        return "\n".join(text for _, text in self.turns)
+
+    @property
+    def told(self) -> str:
+        """What others than the model said."""
+        return "\n".join(text for role, text in self.turns if role != "assistant")
 
     @property
     def replies(self) -> int:
@@ -69,22 +88,67 @@ class Script:
 
 def text_after(shown: Shown) -> str:
     """What is said next: a step of the job, or an aside where the job's tools are not offered."""
-    harness = harness_of(shown)
-    if harness is not None and harness.spoken is not None:
-        return harness.spoken("\n".join(text for _, text in shown.turns))
-    if harness is None or harness.shell("").name not in shown.tools:
+    found = job_of(shown)
+    if found is None:
         return ASIDE
-    if shown.replies < len(STEPS):
-        words, commands = STEPS[shown.replies]
-        return _said(words, [harness.shell(command) for command in commands])
+    harness, scenario = found
+    if harness.spoken is not None:
+        return harness.spoken(shown.text)
+    if scenario == "compaction" and _is_asked_to_sum_up(harness, shown):
+        return f"<summary>\n{ASIDE}. {mark(harness.name, scenario)} (openforge-done {_done(shown)})\n</summary>"
+    if harness.shell("").name not in shown.tools:
+        return ASIDE
+    if scenario == HELPER:
+        return HELPED if shown.replies else _said("", [harness.shell("echo two >> notes.txt")])
+    steps = _steps(harness, scenario, shown)
+    if _done(shown) < len(steps):
+        return _said(*steps[_done(shown)])
     return _said("", [harness.finish]) if harness.finish else LAST_WORD
 
 
-def harness_of(shown: Shown) -> Harness | None:
-    marked = (mark(harness.name, scenario) for harness in ALL for scenario in SCENARIOS)
-    texts = "\n".join(text for _, text in shown.turns)
-    found = next((known for known in marked if known in texts), None)
-    return find(found.split()[1]) if found else None
+Step = tuple[str, list[ToolUse]]
+
+
+def _steps(harness: Harness, scenario: str, shown: Shown) -> list[Step]:
+    """The job in this scenario."""
+    steps: list[Step] = [(words, [harness.shell(command) for command in commands]) for words, commands in STEPS]
+    match scenario:
+        case "thinking":
+            return [(f"{THINK}\n{THOUGHT_OF}\n{THOUGHT}\n\n{words}", calls) for words, calls in steps]
+        case "compaction":
+            return [*steps[:2], (steps[2][0], [*steps[2][1], harness.shell(_MUCH)]), *steps[3:]]
+        case "delegation":
+            assert harness.delegate is not None, f"{harness.name} delegates nothing"
+            job = harness.delegate(f"{_JOB}\n{mark(harness.name, HELPER)}")
+            wait = [harness.wait(shown.text)] if harness.wait else []
+            return [
+                steps[0],
+                ("Somebody else writes the second.", [job]),
+                ("", [*wait, harness.shell(_UNTIL_THERE)]),
+                *steps[2:],
+            ]
+    return steps
+
+
+def _is_asked_to_sum_up(harness: Harness, shown: Shown) -> bool:
+    """Without the job's tools, or with the words of one that offers them then too."""
+    asked = [text for role, text in shown.turns if role == "user"]
+    return harness.shell("").name not in shown.tools or bool(_SUMMARY_ASKED.search(asked[-1]))
+
+
+def _done(shown: Shown) -> int:
+    """How many steps were said: those in the prompt, and those before the last summary."""
+    found = _DONE.findall(shown.told)
+    return shown.replies + (int(found[-1]) if found else 0)
+
+
+def job_of(shown: Shown) -> tuple[Harness, str] | None:
+    """Whose job it is that somebody other than the model speaks of, and in which scenario."""
+    for harness in ALL:
+        for scenario in (*harness.scenarios, HELPER):
+            if mark(harness.name, scenario) in shown.told:
+                return harness, scenario
+    return None
 
 
 def _said(words: str, calls: Sequence[ToolUse]) -> str:
