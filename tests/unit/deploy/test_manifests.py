@@ -70,6 +70,10 @@ def _label(found: Object, label: str) -> str:
 
 
 def selects(selector: Object, labels: dict[str, str]) -> bool:
+    for expression in selector.get("matchExpressions", ()):
+        assert expression["operator"] == "In"
+        if labels.get(expression["key"]) not in expression["values"]:
+            return False
     return selector.get("matchLabels", {}).items() <= labels.items()
 
 
@@ -94,7 +98,7 @@ def test_a_field_that_the_schema_does_not_know_would_be_found() -> None:
 
 def test_all_services_are_there_and_both_overlays_make_the_same_objects() -> None:
     made = [{(found["kind"], name_of(found).split("-")[0]) for found in rendered(overlay)} for overlay in OVERLAYS]
-    assert made[0] ^ made[1] == {("Job", "model")}
+    assert made[0] ^ made[1] == {("Job", "model"), ("NetworkPolicy", "broadcast")}
     for overlay in OVERLAYS:
         assert services_of(rendered(overlay)).keys() == SETTINGS.keys()
 
@@ -246,10 +250,14 @@ def test_only_sandboxes_come_to_the_proxy_and_only_the_proxy_to_the_engines(obje
     services = services_of(objects)
     for service, port, peer in (("proxy", 8400, "openforge-sandboxes"), ("engine", 8300, {NAME: "proxy"})):
         ways = list(policies(objects, OURS, labels_of(services[service]), "ingress"))
-        (own,) = (way for way in ways if {"protocol": "TCP", "port": port} in way["ports"])
+        (own,) = (way for way in ways if {"protocol": "TCP", "port": port} in way.get("ports", ()))
         (there,) = own["from"]
         told = there.get("namespaceSelector") or there["podSelector"]
         assert told["matchLabels"] in (peer, {"kubernetes.io/metadata.name": peer})
+        others = {"proxy": {}, "engine": {"engine", "learner"}}[service]  # the group of a broadcast
+        for way in ways:
+            for peer_pod in way["from"] if "ports" not in way else ():
+                assert set(peer_pod["podSelector"]["matchExpressions"][0]["values"]) == others
 
 
 def test_every_client_of_the_bus_reaches_it_and_nobody_reaches_everything(objects: tuple[Object, ...]) -> None:
