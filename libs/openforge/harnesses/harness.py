@@ -64,6 +64,10 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int
     scenario: str = "plain"
 
+    @property
+    def v1(self) -> str:
+        return f"{self.base_url}/v1"
+
 
 class ToolUse(msgspec.Struct, frozen=True):
     """A call as the harness's own tools want it."""

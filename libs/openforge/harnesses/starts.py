@@ -20,7 +20,7 @@ _PROGRAMS = Path(__file__).parent / "programs"
 def pi(launch: Launch) -> CommandAgent:
     model = {"id": launch.model, "contextWindow": launch.context, "maxTokens": launch.max_tokens}
     provider = {
-        "baseUrl": f"{launch.base_url}/v1",
+        "baseUrl": launch.v1,
         "api": "openai-completions",
         "apiKey": launch.key,
         "models": [model],
@@ -39,7 +39,7 @@ def mini(launch: Launch) -> CommandAgent:
         argv=(f"{INSIDE}/bin/python", f"{INSIDE}/bin/mini", *options, "-o", f"{SCRATCH}/trajectory.json"),
         env=_own_home(
             OPENAI_API_KEY=launch.key,
-            OPENAI_API_BASE=f"{launch.base_url}/v1",
+            OPENAI_API_BASE=launch.v1,
             MSWEA_CONFIGURED="true",
             MSWEA_SILENT_STARTUP="1",
             MSWEA_COST_TRACKING="ignore_errors",
@@ -55,7 +55,7 @@ def opencode(launch: Launch) -> CommandAgent:
     provider = {
         "npm": "@ai-sdk/openai-compatible",
         "name": "of",
-        "options": {"baseURL": f"{launch.base_url}/v1", "apiKey": launch.key},
+        "options": {"baseURL": launch.v1, "apiKey": launch.key},
         "models": models,
     }
     settings = {
@@ -90,7 +90,7 @@ def openclaw(launch: Launch) -> CommandAgent:
         "cost": free,
     }
     provider = {
-        "baseUrl": f"{launch.base_url}/v1",
+        "baseUrl": launch.v1,
         "apiKey": launch.key,
         "api": "openai-completions",
         "models": [model],
@@ -111,12 +111,7 @@ def openclaw(launch: Launch) -> CommandAgent:
 def qwen(launch: Launch) -> CommandAgent:
     return CommandAgent(
         argv=(_bin("qwen"), "--auth-type", "openai", "--yolo", "-p", launch.instruction),
-        env=_own_home(
-            OPENAI_API_KEY=launch.key,
-            OPENAI_BASE_URL=f"{launch.base_url}/v1",
-            OPENAI_MODEL=launch.model,
-            QWEN_TELEMETRY_ENABLED="false",
-        ),
+        env=_openai_home(launch, OPENAI_MODEL=launch.model, QWEN_TELEMETRY_ENABLED="false"),
     )
 
 
@@ -126,7 +121,7 @@ def cline(launch: Launch) -> CommandAgent:
         'cline auth openai -k "$KEY" -m "$MODEL" -b "$BASE" </dev/null && exec cline -P openai -m "$MODEL" "$TASK" '
         "</dev/null"
     )
-    told = {"KEY": launch.key, "MODEL": launch.model, "BASE": f"{launch.base_url}/v1", "TASK": launch.instruction}
+    told = {"KEY": launch.key, "MODEL": launch.model, "BASE": launch.v1, "TASK": launch.instruction}
     return CommandAgent(argv=("/bin/sh", "-c", line), env=_own_home(CLINE_TELEMETRY_DISABLED="1", **told))
 
 
@@ -161,7 +156,7 @@ def codex(launch: Launch) -> CommandAgent:
             *(("model_auto_compact_token_limit = 12000",) if launch.scenario == "compaction" else ()),
             "[model_providers.of]",
             'name = "of"',
-            f'base_url = "{launch.base_url}/v1"',
+            f'base_url = "{launch.v1}"',
             'env_key = "OF_KEY"',
             'wire_api = "responses"',
             "",
@@ -235,12 +230,17 @@ def _own_home(**more: str) -> dict[str, str]:
     }
 
 
+def _openai_home(launch: Launch, **more: str) -> dict[str, str]:
+    """With the variables of OpenAI's own clients."""
+    return _own_home(OPENAI_API_KEY=launch.key, OPENAI_BASE_URL=launch.v1, **more)
+
+
 def _program(name: str, launch: Launch, **more: str) -> CommandAgent:
     """A library harness: a short program of ours on it, run by its own interpreter."""
     file = f"{SCRATCH}/{name}"
     return CommandAgent(
         argv=(f"{INSIDE}/bin/python", file, launch.model, launch.instruction),
-        env=_own_home(OPENAI_API_KEY=launch.key, OPENAI_BASE_URL=f"{launch.base_url}/v1", **more),
+        env=_openai_home(launch, **more),
         files={file: (_PROGRAMS / name).read_bytes()},
     )
 
