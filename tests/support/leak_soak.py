@@ -30,8 +30,8 @@ from openforge.cli.soak import Disturbed, RunEnded, commit, disturbed, ledger_of
 MANAGER, NATS, DAEMON = "sandbox_manager", "nats", "daemon"
 ENVIRONMENT = Path(__file__).parent / "short_env"
 TRIALS = 4
-GAP_S = 8.0
-"""Between two kills of the same process: its supervisor takes many quick deaths for a fault."""
+QUICK_S, MOST_QUICK = 21.0, 3
+"""A supervisor takes six deaths in a row, each within 20 s of the start, for a fault: of ours only so many are quick."""
 
 RUN_FILE = f"""
 [run]
@@ -114,9 +114,9 @@ async def _kill(
     plan: list[tuple[int, str]],
 ) -> None:
     """Each target when so many model calls were made."""
-    last = dict.fromkeys((MANAGER, NATS, DAEMON), 0.0)
+    pace = {target: _Pace() for target in (MANAGER, NATS, DAEMON)}
     for when, target in plan:
-        while len(chat.requests) < when or time.monotonic() - last[target] < GAP_S:
+        while len(chat.requests) < when or not pace[target].may():
             if running.process.returncode is not None:
                 return
             await asyncio.sleep(0.05)
@@ -125,8 +125,24 @@ async def _kill(
             kill = running.note(DAEMON, docker.kill()) if docker and target == DAEMON else await running.kill(target)
         except RunEnded:
             return
-        last[target] = time.monotonic()
+        pace[target].note()
         print(f"{kill.after_s:7.1f} s  {len(chat.requests)} calls  killed {target}", file=sys.stderr, flush=True)
+
+
+class _Pace:
+    """Of the kills of one process."""
+
+    def __init__(self) -> None:
+        self._last = 0.0
+        self._quick = 0
+
+    def may(self) -> bool:
+        return self._quick < MOST_QUICK or time.monotonic() - self._last > QUICK_S
+
+    def note(self) -> None:
+        now = time.monotonic()
+        self._quick = self._quick + 1 if now - self._last < QUICK_S else 0
+        self._last = now
 
 
 def _overrides(url: str, mark: str, episodes: int) -> tuple[str, ...]:

@@ -55,13 +55,16 @@ async def conduct(
 ) -> Outcome:
     """Start or resume the run and return when it ended; `look` is called whenever something may have changed.
 
-    `dress` may change how a service is started; `finish` reads the streams when the run is over.
+    `dress` may change how a service is started; `finish` reads the streams when the run is over. Raises `GaveUp` where
+    the server of the bus cannot be kept running.
     """
     async with _bus_at_home(home) as (bus, ports, watch, stopped):
         await submit(bus, config)
         watch.progress = Progress()
         async with _services(config, home, ports, watch, dress):
             reason, detail = await until_over(bus, config, watch, look, stopped)
+            if watch.bus_gone:
+                raise GaveUp(detail)
             await stop_run(bus, config.run.name, reason, detail)
             if reason is not StopReason.FAILED:
                 await _let_go(bus, config)
@@ -94,7 +97,7 @@ async def _bus_at_home(home: Home) -> AsyncIterator[tuple[Bus, Ports, Watch, asy
         server = Supervisor([_server_spec(home, ports)], on_change=lambda _: _tell_pids(home, watch))
         watch.processes.extend(server.processes)
         try:
-            async with _running(server, watch), _connected(home, ports) as bus:
+            async with _running(server, watch, is_bus=True), _connected(home, ports) as bus:
                 yield bus, ports, watch, stopped
         finally:
             shutil.rmtree(home.sockets, ignore_errors=True)
@@ -148,14 +151,14 @@ def _server_spec(home: Home, ports: Ports) -> Spec:
 
 
 @asynccontextmanager
-async def _running(supervisor: Supervisor, watch: Watch) -> AsyncIterator[None]:
+async def _running(supervisor: Supervisor, watch: Watch, *, is_bus: bool = False) -> AsyncIterator[None]:
     """Keeps the processes running for the time of the block; one that cannot be kept is noted in `watch`."""
 
     async def keep() -> None:
         try:
             await supervisor.run()
         except GaveUp as gave_up:
-            watch.note = str(gave_up)
+            watch.note, watch.bus_gone = str(gave_up), is_bus
 
     keeping = asyncio.create_task(keep())
     try:

@@ -21,11 +21,12 @@ from openforge.runs.progress import FOLDED, Progress
 
 class Watch(msgspec.Struct, kw_only=True):
     """What a display may look at while a run goes on. `note` ends it; a `remark` does not; `parting` says what Ctrl-C
-    does."""
+    does. `bus_gone`: the server was given up, so nothing can be told any more."""
 
     progress: Progress
     processes: list[Supervised]
     note: str = ""
+    bus_gone: bool = False
     remark: str = ""
     parting: str = "Ctrl-C stops everything; the same command resumes"
 
