@@ -31,7 +31,7 @@ MANAGER, NATS, DAEMON = "sandbox_manager", "nats", "daemon"
 ENVIRONMENT = Path(__file__).parent / "short_env"
 TRIALS = 4
 QUICK_S, MOST_QUICK = 21.0, 3
-"""A supervisor takes six deaths in a row, each within 20 s of the start, for a fault: of ours only so many are quick."""
+"""A supervisor takes six deaths in a row, each within 20 s of the start, for a fault: so many of ours may be."""
 
 RUN_FILE = f"""
 [run]
