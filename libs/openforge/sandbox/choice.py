@@ -5,7 +5,7 @@ sandbox.
 """
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -39,6 +39,21 @@ class DriverSettings(msgspec.Struct, frozen=True, kw_only=True):
     sandbox_pull: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
     sandbox_nodes: tuple[str, ...] = ()
     sandbox_tools: tuple[str, ...] = ()
+
+
+S = TypeVar("S", bound=DriverSettings)
+
+
+def with_runtime(settings: S, runtime: str) -> S:
+    """With the runtime that a run file asks for, as they are where it asks for none. Raises `CannotIsolate`."""
+    if not runtime:
+        return settings
+    if settings.sandbox_driver == "process":
+        raise CannotIsolate(
+            f"environment.runtime = {runtime!r}: sandboxes of driver process share this host's kernel; set "
+            "OPENFORGE_SANDBOX_DRIVER to docker or kubernetes, or remove it"
+        )
+    return msgspec.structs.replace(settings, sandbox_runtime=runtime)
 
 
 async def open_driver(

@@ -9,7 +9,7 @@ from openforge.env.registry import draw, load_environment
 from openforge.protos import EndReason, EpisodeEnded, EpisodeRequested, EpisodeStarted, Fact
 from openforge.runs import RunConfig, submitted_config
 from openforge.sandbox.admission import Admission
-from openforge.sandbox.choice import open_driver
+from openforge.sandbox.choice import open_driver, with_runtime
 from openforge.sandbox.contract import SandboxDriver
 from openforge.sandbox.pool import Pool
 from openforge.sandbox_manager.api.serve import Api
@@ -144,7 +144,7 @@ async def serve(settings: Settings, bus: Bus, stop: asyncio.Event) -> None:
     environment = load_environment(config.environment.name)
     labels = {"service": "sandbox_manager", "run": settings.run, "manager": settings.manager}
     driver = await open_driver(
-        settings,
+        with_runtime(settings, config.environment.runtime),
         settings.home / "sandboxes",
         proxy_socket=settings.sockets / "proxy.sock",
         owner=settings.manager,

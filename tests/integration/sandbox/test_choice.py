@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from openforge.sandbox.choice import DriverSettings, open_driver
+from openforge.sandbox.choice import DriverSettings, open_driver, with_runtime
 from openforge.sandbox.contract import CannotIsolate
 from openforge.service.settings import settings_from_env
 
@@ -23,3 +23,12 @@ async def test_a_driver_that_cannot_be_had_is_refused_with_what_would_help(
     settings = settings_from_env(DriverSettings, {f"OPENFORGE_SANDBOX_{name}": value for name, value in env.items()})
     with pytest.raises(CannotIsolate, match=named):
         await open_driver(settings, tmp_path, owner="test")
+
+
+def test_a_run_file_may_name_the_runtime_where_the_driver_has_any() -> None:
+    docker = DriverSettings(sandbox_driver="docker", sandbox_runtime="crun")
+    assert with_runtime(docker, "runsc").sandbox_runtime == "runsc"
+    assert with_runtime(docker, "").sandbox_runtime == "crun"
+    assert with_runtime(DriverSettings(), "") == DriverSettings()
+    with pytest.raises(CannotIsolate, match=r"environment\.runtime = 'runsc': sandboxes of driver process share"):
+        with_runtime(DriverSettings(), "runsc")

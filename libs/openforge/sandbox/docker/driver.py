@@ -109,7 +109,10 @@ class DockerDriver:
             )
         if self._runtime and self._runtime not in info.get("Runtimes", {}):
             known = ", ".join(sorted(info.get("Runtimes", {})))
-            raise CannotIsolate(f"runtime = {self._runtime!r} is not known to {self._engine.socket}: it has {known}")
+            raise CannotIsolate(
+                f"runtime = {self._runtime!r} is not known to {self._engine.socket}: it has {known}; register it "
+                "there, or name one of those"
+            )
         self.isolation = "reduced" if missing else "full"
         return self
 
