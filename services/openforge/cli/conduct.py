@@ -58,7 +58,7 @@ async def conduct(
     `dress` may change how a service is started; `finish` reads the streams when the run is over. Raises `GaveUp` where
     the server of the bus cannot be kept running.
     """
-    async with _bus_at_home(home) as (bus, ports, watch, stopped):
+    async with bus_at_home(home) as (bus, ports, watch, stopped):
         await submit(bus, config)
         watch.progress = Progress()
         async with _services(config, home, ports, watch, dress):
@@ -74,7 +74,7 @@ async def conduct(
 
 async def stand_by(config: RunConfig, home: Home, say: Callable[[str], None]) -> None:
     """Keep bus and services running until somebody stops us."""
-    async with _bus_at_home(home) as (_, ports, watch, stopped):
+    async with bus_at_home(home) as (_, ports, watch, stopped):
         async with _services(config, home, ports, watch):
             seed = home.credentials().seed(OPERATOR)
             say(
@@ -88,7 +88,7 @@ async def stand_by(config: RunConfig, home: Home, say: Callable[[str], None]) ->
 
 
 @asynccontextmanager
-async def _bus_at_home(home: Home) -> AsyncIterator[tuple[Bus, Ports, Watch, asyncio.Event]]:
+async def bus_at_home(home: Home) -> AsyncIterator[tuple[Bus, Ports, Watch, asyncio.Event]]:
     """The run's own server and a connection to it, for the time of the block."""
     home.make()
     ports, stopped = Ports.free(), asyncio.Event()
