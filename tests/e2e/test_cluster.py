@@ -16,7 +16,6 @@ from pods import Cluster, cluster
 
 from openforge.bus import CAUGHT_UP, Bus
 from openforge.cli.doctor import Deployment, Finding, examine
-from openforge.models.find import BUILTIN
 from openforge.runs.ledger import ledger_of
 from openforge.runs.progress import FOLDED, Progress
 
@@ -92,10 +91,10 @@ async def training(
     folder: Path, objects: tuple[Object, ...], *overrides: str
 ) -> AsyncIterator[tuple[Cluster, Bus, Progress]]:
     """A run on the cluster, submitted from beside it, whose first step is trained; leaving waits for its end."""
-    BUILTIN["tiny"](folder / "claims" / "models" / "tiny")
     sets = [part for override in ("evaluation.heldout_episodes=0", *overrides) for part in ("--set", override)]
     async with cluster(folder, objects, RUN) as pods:
-        await pods.complete("bus-set-up", within_s=SLOW_S)
+        for job in ("bus-set-up", "model"):
+            await pods.complete(job, within_s=SLOW_S)
         train = await pods.client("train", str(TINY), "--remote", pods.operator().url, "--plain", *sets)
         async with Bus.connect(pods.operator(), name="test") as bus, watched(bus) as progress:
             await trained(progress, 1, pods)

@@ -1,5 +1,6 @@
 """The rendered manifests: of the published schemas, of the house's policies, and in the words that services read."""
 
+import importlib.util
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -355,6 +356,14 @@ def test_numbers_that_stand_in_two_places_are_the_same(objects: tuple[Object, ..
 def test_the_program_of_each_service_is_a_module_of_that_service(objects: tuple[Object, ...]) -> None:
     for service, workload in services_of(objects).items():
         assert container_of(workload)["command"][-2:] == ["-m", f"openforge.{service}"]
+
+
+def test_programs_are_there(objects: tuple[Object, ...]) -> None:
+    for workload in workloads(objects):
+        command = container_of(workload)["command"]
+        if "-m" in command:
+            package = command[command.index("-m") + 1]
+            assert importlib.util.find_spec(f"{package}.__main__"), command
 
 
 def test_probes_look_at_the_file_that_the_service_writes(objects: tuple[Object, ...]) -> None:
