@@ -4,12 +4,15 @@ Promises: a driver whose daemon does not answer is refused at the start, with wh
 sandbox.
 """
 
+import re
 from pathlib import Path
 from typing import Literal, TypeVar
 
 import msgspec
 
 from openforge.sandbox.contract import CannotIsolate, SandboxDriver
+
+_ADDRESS = re.compile(r"(\d{1,3}(\.\d{1,3}){3}|\[?[0-9a-fA-F:]+\]?):\d{1,5}")
 
 
 class DriverSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,6 +96,11 @@ async def _kubernetes(settings: DriverSettings, owner: str) -> SandboxDriver:
         raise CannotIsolate(f"{missing.name} is not installed: pip install 'openforge[kubernetes]'") from missing
     if not settings.sandbox_toolbox:
         raise CannotIsolate("OPENFORGE_SANDBOX_TOOLBOX is not set: name the toolbox image (docs/isolation.md)")
+    if settings.sandbox_proxy and not _ADDRESS.fullmatch(settings.sandbox_proxy):
+        raise CannotIsolate(
+            f"OPENFORGE_SANDBOX_PROXY = {settings.sandbox_proxy!r} is no IP:PORT: sandboxes know no names, so use the "
+            "address of the proxy's Service"
+        )
     shape = PodSettings(
         toolbox=settings.sandbox_toolbox,
         proxy=settings.sandbox_proxy,

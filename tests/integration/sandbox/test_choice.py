@@ -14,6 +14,8 @@ from openforge.service.settings import settings_from_env
     [
         ({"DRIVER": "docker", "SOCKET": "/nowhere/docker.sock"}, "/nowhere/docker.sock.*OPENFORGE_SANDBOX_SOCKET"),
         ({"DRIVER": "kubernetes"}, "OPENFORGE_SANDBOX_TOOLBOX"),
+        ({"DRIVER": "kubernetes", "TOOLBOX": "t:1", "PROXY": "$(PROXY_SERVICE_HOST):8400"}, "is no IP:PORT"),
+        ({"DRIVER": "kubernetes", "TOOLBOX": "t:1", "PROXY": "10.96.0.7:8400", "KUBECONFIG": "/nowhere"}, "no way to"),
         ({"DRIVER": "kubernetes", "TOOLBOX": "t:1", "KUBECONFIG": "/nowhere/config"}, "no way to a cluster"),
     ],
 )
