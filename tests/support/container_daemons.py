@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
-import pytest
+from needed import cannot
 
 IMAGE = "localhost/openforge-test:latest"  # Podman imports under no other tag
 _START_S = 60.0
@@ -119,12 +119,6 @@ def running_daemons() -> Iterator[Daemons]:
         yield daemons
     finally:
         daemons.stop()
-
-
-def cannot(why: str) -> None:
-    if os.environ.get("OPENFORGE_REQUIRE_SANDBOXES"):
-        raise RuntimeError(why)
-    pytest.skip(why)
 
 
 def _demand(name: str) -> None:

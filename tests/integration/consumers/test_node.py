@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from credentials_world import World, world_at
 from fact_examples import FACTS
+from needed import needs
 
 from openforge.bus.permissions import CONSUMER, OPERATOR
 from openforge.protos import Sequence, TrajectoryVerified, pack_ids, unpack_ids, unpack_logprobs
@@ -19,10 +20,7 @@ from openforge.protos import Sequence, TrajectoryVerified, pack_ids, unpack_ids,
 ROOT = Path(__file__).resolve().parents[3]
 GOLDEN = ROOT / "tests/unit/protos/golden/TrajectoryVerified.1.hex"
 
-_MISSING = not (shutil.which("node") and shutil.which("npm"))
-pytestmark = pytest.mark.skipif(
-    _MISSING and not os.environ.get("OPENFORGE_REQUIRE_SANDBOXES"), reason="needs node and npm; CI must have them"
-)
+pytestmark = needs("node", "npm")
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from claw_agents import BOOKED, HONEST, LOOKED, ROOM, SAID, calls, played
+from needed import needs
 from stub_chat import Reply, StubChat, scripted, stub_chat
 
 import openforge_envs.claw_eval.env as claw_eval
@@ -21,7 +22,7 @@ from openforge.env.verdict import Broke, Scored
 from openforge.env.verify import CannotVerify, Checker, Work
 from openforge.sandbox.process import ProcessDriver
 
-pytestmark = pytest.mark.skipif(not Path("/usr/bin/python3").exists(), reason="this host has no /usr/bin/python3")
+pytestmark = needs("/usr/bin/python3")
 KIND = '{"score": 1.0, "reasoning": "kind and correct"}'
 
 

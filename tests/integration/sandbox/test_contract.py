@@ -7,7 +7,8 @@ import tarfile
 import time
 
 import pytest
-from sandbox_drivers import Case
+from sandbox_drivers import CASES, Case
+from sandbox_fixtures import marked
 
 from openforge.sandbox.contract import Box, ExecResult, PathRefused, Sandbox, SandboxDriver, SandboxLost, Terminal
 
@@ -398,19 +399,19 @@ cat <&3
 """
 
 
-def needs(case: Case, network: str) -> None:
-    if network not in case.networks:
-        pytest.skip(f"driver {case.name} refuses network {network} by name")
+REACHES_THE_WORLD = pytest.mark.parametrize(
+    "case", [marked(case) for case in CASES if {"allowlist", "open"} <= set(case.networks)], indirect=True
+)
 
 
 async def asked(box: Sandbox, script: str, where: str) -> bytes:
     return (await box.exec(["/bin/bash", "-c", script, "-", where], timeout_s=20)).stdout
 
 
+@REACHES_THE_WORLD
 async def test_a_box_with_an_allowlist_reaches_what_is_on_it_and_nothing_else(
     driver: SandboxDriver, case: Case
 ) -> None:
-    needs(case, "allowlist")
     web, other = Web(), Web()
     await web.start()
     await other.start()
@@ -432,11 +433,11 @@ async def test_a_box_with_an_allowlist_reaches_what_is_on_it_and_nothing_else(
     other.stop()
 
 
+@REACHES_THE_WORLD
 @pytest.mark.parametrize("where", ["127.0.0.1:22", "169.254.169.254", "10.0.0.1", "[::1]:80", "[::ffff:127.0.0.1]:80"])
 async def test_an_open_box_reaches_no_address_of_the_host_or_of_a_private_network(
     driver: SandboxDriver, case: Case, where: str
 ) -> None:
-    needs(case, "open")
     box = await driver.create(case.spec("open", network="open"))
     assert b"no public address" in await asked(box, ASK, where)
     await box.stop()

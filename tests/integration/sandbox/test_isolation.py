@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from needed import needs
 from sandbox_drivers import SMALL, full_driver
 
 from openforge.sandbox.contract import ExecResult, Sandbox, SandboxLimits, SandboxSpec
 from openforge.sandbox.process import ProcessDriver
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-NEEDS_PYTHON = pytest.mark.skipif(not Path("/usr/bin/python3").exists(), reason="this host has no /usr/bin/python3")
+NEEDS_PYTHON = needs("/usr/bin/python3")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 import msgspec
-import pytest
+from needed import cannot
 
 PROGRAM = Path(__file__).parents[2] / "support" / "reduced_trial.py"
 SOMEBODY = "54321"
@@ -29,7 +29,7 @@ def test_reduced_isolation_keeps_what_it_can_promise() -> None:
     }
     probe = subprocess.run([*command_of_an_ordinary_user(), "-c", "import msgspec"], env=env, capture_output=True)
     if probe.returncode or not shutil.which("bwrap"):
-        pytest.skip("no interpreter that an ordinary user can start with our packages, or no bubblewrap")
+        cannot("no interpreter that an ordinary user can start with our packages, or no bubblewrap")
     with tempfile.TemporaryDirectory(prefix="of-reduced-") as folder:
         Path(folder).chmod(0o777)
         tried = subprocess.run(

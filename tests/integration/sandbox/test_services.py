@@ -1,9 +1,9 @@
 """Services of a task come up in the box before anybody needs them, or it is said why not."""
 
 import asyncio
-from pathlib import Path
 
 import pytest
+from needed import needs
 from process_watch import running
 from sandbox_drivers import Case
 
@@ -11,7 +11,7 @@ from openforge.sandbox.contract import Box, SandboxDriver
 from openforge.sandbox.services import Health, Service, ServiceFailed, Services
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-NEEDS_PYTHON = pytest.mark.skipif(not Path("/usr/bin/python3").exists(), reason="this host has no /usr/bin/python3")
+NEEDS_PYTHON = needs("/usr/bin/python3")
 
 WEB = Service(
     name="web",

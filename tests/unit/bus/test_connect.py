@@ -1,7 +1,6 @@
 """Who may connect, and what a user reads who may not."""
 
 import asyncio
-import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,12 +10,13 @@ import nkeys
 import pytest
 from bus_examples import stopped
 from certificates import make_certificates
+from needed import needs
 
 from openforge.bus import BadSettings, Bus, BusClosed, BusSettings, NoServer
 from openforge.bus.server import NatsServer, ServerConfig, free_port
 from openforge.protos import RunStopped
 
-needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl program")
+needs_openssl = needs("openssl")
 
 
 @asynccontextmanager
