@@ -13,14 +13,12 @@ from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 from openforge.sandbox.contract import NETWORKS, Network
+from openforge.sandbox.door import Door, pump
 
 EGRESS_PORT = 3128
 _WEB_PORTS = (80, 443)
-_HEAD_BYTES = 1 << 16
 _HEAD_S = 30.0
 _DIAL_S = 10.0
-_CHUNK = 1 << 16
-_MOST_CONNECTIONS = 256
 _HOP_HEADERS = (b"connection:", b"proxy-connection:", b"proxy-authorization:", b"keep-alive:")
 
 
@@ -103,42 +101,20 @@ def _is_public(address: str) -> bool:
     return known.is_global and not known.is_multicast
 
 
-class Egress:
+class Egress(Door):
     """Serves one sandbox's listening socket."""
 
     def __init__(self, rules: Rules) -> None:
+        super().__init__()
         self._rules = rules
-        self._server: asyncio.Server | None = None
-        self._connections: set[asyncio.Task[None]] = set()
-
-    async def start(self, listening: socket.socket) -> None:
-        listening.setblocking(False)
-        self._server = await asyncio.start_server(self._accept, sock=listening, limit=_HEAD_BYTES)
-
-    def stop(self) -> None:
-        if self._server is not None:
-            self._server.close()
-        for task in self._connections:
-            task.cancel()
-
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        if len(self._connections) >= _MOST_CONNECTIONS:
-            writer.close()
-            return
-        self._connections.add(task)
-        try:
-            await self._serve(reader, writer)
-        except Refused as refused:
-            _answer(writer, b"403 Forbidden", str(refused))
-        except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, asyncio.CancelledError):
-            return  # either side is gone, or talks no HTTP
-        finally:
-            self._connections.discard(task)
-            writer.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await self._forward(reader, writer)
+        except Refused as refused:
+            _answer(writer, b"403 Forbidden", str(refused))
+
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         async with asyncio.timeout(_HEAD_S):
             head = await reader.readuntil(b"\r\n\r\n")
         request, *headers = head[:-4].split(b"\r\n")
@@ -213,18 +189,10 @@ Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 async def _carry(here: Ends, there: Ends) -> None:
     """Until the far side has said all it has to say."""
-    out = asyncio.create_task(_pump(here[0], there[1]))
+    out = asyncio.create_task(pump(here[0], there[1]))
     try:
-        await _pump(there[0], here[1])
+        await pump(there[0], here[1])
     finally:
         out.cancel()
         with contextlib.suppress(asyncio.CancelledError, OSError):
             await out
-
-
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    while data := await reader.read(_CHUNK):
-        writer.write(data)
-        await writer.drain()
-    if writer.can_write_eof():
-        writer.write_eof()

@@ -11,7 +11,6 @@ import os
 import re
 import resource
 import secrets
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -21,34 +20,29 @@ from openforge.sandbox.docker import container
 from openforge.sandbox.docker.control import INSIDE, Doorbell
 from openforge.sandbox.docker.engine import Engine, EngineError, find_socket
 from openforge.sandbox.docker.groups import ContainerGroups, groups_of, hierarchies_here
-from openforge.sandbox.egress import proxy_env
 from openforge.sandbox.process import cgroups, host
 from openforge.sandbox.process.box import Control, ProcessSandbox
 from openforge.sandbox.process.driver import check_spec, until_gone
-from openforge.sandbox.process.records import Owner, Record, Records
+from openforge.sandbox.process.lives import DriverHere, Life
+from openforge.sandbox.process.records import Record
 from openforge.sandbox.process.seccomp import filter_program
-from openforge.sandbox.process.ways_out import WayOut, open_ways_out, ports_of
+from openforge.sandbox.process.ways_out import open_ways_out, ports_of, way_to_world
 
 _READY_S, _END_S = 60.0, 30.0
 _LOOK_S = 0.5
 _NEEDED = {"MemoryLimit": "memory", "PidsLimit": "pids", "CpuCfsQuota": "CPU"}
 
 
-class _Life:
-    """What must be ended when a sandbox is, as far as it was begun."""
-
+class _Life(Life):
     def __init__(self, box_id: str) -> None:
-        self.id = box_id
+        super().__init__(box_id)
         self.container = ""
         self.bell: Doorbell | None = None
-        self.control: Control | None = None
         self.groups: ContainerGroups | None = None
-        self.ways_out: list[WayOut] = []
-        self.expiry: asyncio.TimerHandle | None = None
         self.image_env: dict[str, str] = {}
 
 
-class DockerDriver:
+class DockerDriver(DriverHere[_Life]):
     """`socket` is the daemon's, found where None. `image` is what sandboxes that name none are made from, and `runtime`
     the daemon's name of the OCI runtime to use, its default where empty. `pull`: whether images that are not there are
     fetched. `proxy_socket` is where sandboxes with network `proxy-only` lead; `owner` labels every sandbox.
@@ -71,6 +65,7 @@ class DockerDriver:
         owner: str = "",
         allow_reduced: bool = False,
     ) -> None:
+        super().__init__(state_dir.absolute(), owner)
         self.isolation: Literal["full", "reduced"] = "full"
         self._engine = Engine(socket or find_socket())
         self._image = image
@@ -78,17 +73,11 @@ class DockerDriver:
         self._runtime = runtime
         self._pull = pull
         self._proxy_socket = proxy_socket
-        self._owner = owner
         self._allow_reduced = allow_reduced
-        self._state_dir = state_dir.absolute()
-        self._records = Records(self._state_dir / "boxes")
         self._home = _identity(self._state_dir)
-        me = self._records.me
-        self._base = self._state_dir / f"base-{me.pid}-{me.started}-{secrets.token_hex(3)}"
         self._init: list[str] = []
         self._preparing = asyncio.Lock()
         self._images: dict[str, dict[str, Any]] = {}
-        self._living: dict[ProcessSandbox, _Life] = {}
         self._hierarchies = hierarchies_here()
 
     async def start(self) -> "DockerDriver":
@@ -131,15 +120,6 @@ class DockerDriver:
             await asyncio.shield(self._end(life))
             raise
 
-    def adopt(self, box: Box, spec: SandboxSpec) -> None:
-        life = self._living.get(box) if isinstance(box, ProcessSandbox) else None
-        if life is None or life.control is None or not life.control.open:
-            raise SandboxLost(f"{box.id}: it is gone")
-        assert isinstance(box, ProcessSandbox)
-        self._records.write(self._record(life, spec))
-        box.use_env(_env(life.image_env, spec))
-        self._expire(life, box, spec.ttl_s)
-
     async def reconcile(self, labels: Mapping[str, str]) -> int:
         """Containers of dead owners that used our state folder, and what was written down of them."""
         try:
@@ -157,9 +137,9 @@ class DockerDriver:
         return ended
 
     async def close(self) -> None:
-        await asyncio.gather(*(box.stop() for box in list(self._living)))
+        await self._stop_all()
         await self._engine.close()
-        await asyncio.to_thread(shutil.rmtree, self._base, ignore_errors=True)
+        await self._forget_base()
 
     # -- what all sandboxes share
 
@@ -218,9 +198,8 @@ class DockerDriver:
             life.groups = groups_of(self._hierarchies, pid, life.id)
             self._records.write(self._record(life, spec))
         life.ways_out = await open_ways_out(spec, fds, self._proxy_socket)
-        box = ProcessSandbox(life.id, self.isolation, life.control, life.groups, _env(life.image_env, spec), self._bury)
-        self._expire(life, box, spec.ttl_s)
-        self._living[box] = life
+        box = ProcessSandbox(life.id, self.isolation, life.control, life.groups, self._env(life, spec), self._bury)
+        self._hold(life, box, spec.ttl_s)
         return box
 
     def _arguments(self, spec: SandboxSpec) -> list[str]:
@@ -231,6 +210,9 @@ class DockerDriver:
     def _labels(self, life: _Life, spec: SandboxSpec) -> dict[str, str]:
         own = {"home": self._home, "sandbox": life.id, "owner": self._owner}
         return {f"{container.LABEL}{key}": value for key, value in {**spec.labels, **own}.items()}
+
+    def _env(self, life: _Life, spec: SandboxSpec) -> Mapping[str, str]:
+        return {**life.image_env, **way_to_world(spec), **spec.env}
 
     def _record(self, life: _Life, spec: SandboxSpec) -> Record:
         return Record(
@@ -270,25 +252,8 @@ class DockerDriver:
 
     # -- end
 
-    def _expire(self, life: _Life, box: ProcessSandbox, ttl_s: float) -> None:
-        if life.expiry is not None:
-            life.expiry.cancel()
-        life.expiry = asyncio.get_running_loop().call_later(ttl_s, lambda: self._bury(box))
-
-    def _bury(self, box: ProcessSandbox) -> "asyncio.Future[None]":
-        life = self._living.pop(box, None)
-        if life is None:
-            done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            done.set_result(None)
-            return done
-        return asyncio.ensure_future(self._end(life))
-
     async def _end(self, life: _Life) -> None:
-        """Kill, wait, remove, forget, in that order: what is not gone stays recorded."""
-        if life.expiry is not None:
-            life.expiry.cancel()
-        for way in life.ways_out:
-            way.stop()
+        life.close_doors()
         if life.control is not None:
             life.control.close()
         if life.bell is not None:
@@ -313,12 +278,6 @@ class DockerDriver:
         if name:
             raise SandboxLost(f"{name}: still there {_END_S:.0f} s after it was to be removed: {failure}")
 
-    def _forget_dead_copies(self) -> None:
-        for folder in self._state_dir.glob("base-*"):
-            _, pid, started, _ = folder.name.split("-")
-            if not Owner(pid=int(pid), started=started).lives():
-                shutil.rmtree(folder, ignore_errors=True)
-
 
 async def _ready(control: Control) -> list[int]:
     """The descriptors that came with the init's first word."""
@@ -335,11 +294,6 @@ async def _until_groups_gone(groups: Sequence[str]) -> None:
         with contextlib.suppress(OSError):
             cgroups.kill_group(Path(group))
     await until_gone([Path(group) for group in groups])
-
-
-def _env(image_env: Mapping[str, str], spec: SandboxSpec) -> dict[str, str]:
-    to_world = proxy_env() if spec.network in ("allowlist", "open") else {}
-    return {**image_env, **to_world, **spec.env}
 
 
 def _check(spec: SandboxSpec, image: str) -> None:

