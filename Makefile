@@ -6,13 +6,13 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 JOBS   ?= 2
-QUICK  := not heavy and not containers and not vllm
+QUICK  := not heavy and not containers and not redteam and not vllm
 # Tests that look at the whole machine for what is left behind: nothing else may run beside them.
 ALONE  := tests/integration/sandbox
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help install demo seeds test check heavy containers manifests cluster vllm-cpu test-vllm gpu-check oracles conformance conformance-fast bench bench-proxy soak schema clean
+.PHONY: help install demo seeds test check heavy daemons containers redteam manifests cluster vllm-cpu test-vllm gpu-check oracles conformance conformance-fast bench bench-proxy soak schema clean
 
 help: ## what the targets do
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -56,10 +56,15 @@ heavy: install ## the tests that need the real model or minutes each
 	$(BIN)/pytest -m heavy -n $(JOBS) --ignore tests/e2e $(ARGS)
 	$(BIN)/pytest -m heavy tests/e2e $(ARGS)
 
-containers: install ## the contract of sandboxes on a real dockerd and a real podman; as root on Debian, installs both
+daemons:
 	@{ command -v dockerd && command -v podman && command -v runc; } >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -y -qq --no-install-recommends docker.io podman runc conmon catatonit netavark aardvark-dns iptables; } \
 	  || echo "dockerd or podman is missing: as root, run 'apt-get install docker.io podman runc'" >&2
+
+containers: install daemons ## the contract of sandboxes on a real dockerd and a real podman; as root on Debian, installs both
 	$(BIN)/pytest -m containers tests/integration/sandbox $(ARGS)
+
+redteam: install daemons ## attacks from within sandboxes of every driver that runs here; writes build/redteam.json
+	$(BIN)/pytest tests/redteam $(ARGS)
 
 manifests: install ## deploy/k8s: rendered, against the published schemas, the house's policies and the services' settings; part of test
 	$(BIN)/pytest tests/unit/deploy $(ARGS)

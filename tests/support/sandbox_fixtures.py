@@ -16,10 +16,13 @@ def daemons() -> Iterator[Daemons]:
     yield from running_daemons()
 
 
-def marked(case: Case, *more: object, name: str = "") -> object:
-    """A parameter that needs the case's daemon where it has one."""
-    marks = [pytest.mark.containers] if case.daemon else []
-    return pytest.param(case, *more, id=name or case.name, marks=marks)
+def marked(case: Case) -> object:
+    return pytest.param(case, id=case.name, marks=[pytest.mark.containers] if case.daemon else [])
+
+
+def on(*cases: Case) -> pytest.MarkDecorator:
+    """The test runs on these only. In a mark of its own, so that what a case needs is made once."""
+    return pytest.mark.parametrize("case", [marked(case) for case in cases], indirect=True)
 
 
 @pytest.fixture(scope="module", params=[marked(case) for case in CASES])

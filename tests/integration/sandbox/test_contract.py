@@ -8,7 +8,7 @@ import time
 
 import pytest
 from sandbox_drivers import CASES, Case
-from sandbox_fixtures import marked
+from sandbox_fixtures import on
 
 from openforge.sandbox.contract import Box, ExecResult, PathRefused, Sandbox, SandboxDriver, SandboxLost, Terminal
 
@@ -399,9 +399,7 @@ cat <&3
 """
 
 
-REACHES_THE_WORLD = pytest.mark.parametrize(
-    "case", [marked(case) for case in CASES if {"allowlist", "open"} <= set(case.networks)], indirect=True
-)
+REACHES_THE_WORLD = on(*(case for case in CASES if {"allowlist", "open"} <= set(case.networks)))
 
 
 async def asked(box: Sandbox, script: str, where: str) -> bytes:

@@ -37,7 +37,8 @@ COMMANDS = {
     "hog": f"{ASK}; x=$(head -c 400000000 /dev/zero | tr '\\0' x); echo $x",
     "writer": f"{ASK}; (setsid sh -c 'while :; do date +%N > clock; done' >/dev/null 2>&1 &); sleep 0.2",
 }
-PIPELINES = ("steps", "sync", "raises", "hangs", "dies", "censored", "claims")
+PIPELINES = ("steps", "sync", "raises", "hangs", "dies", "censored", "claims", "keeps", "reuses")
+KEPT: list[Sandbox] = []
 HARNESSES: dict[str, HarnessKind] = {
     **dict.fromkeys(COMMANDS, "command"),
     **dict.fromkeys(PIPELINES, "pipeline"),
@@ -144,6 +145,10 @@ class Odd:
                 await asyncio.to_thread(self._hang_in_a_thread)
             case "dies":
                 os._exit(7)
+            case "keeps":
+                KEPT.append(self._sandbox)
+            case "reuses":
+                await KEPT[0].exec("cat start.txt > done.txt", timeout_s=5)
             case "censored":
                 return EnvCallResult(status="censored", cause="model call: it never answered")
             case "claims":
