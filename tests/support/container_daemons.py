@@ -12,8 +12,9 @@ import subprocess
 import tarfile
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import httpx
 from needed import cannot
@@ -34,9 +35,10 @@ _ETC = {
 
 
 class Daemons:
-    """Started when first asked for; `stop` ends all of them."""
+    """Started when first asked for, with `IMAGE` where it is wanted; `stop` ends all of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, with_image: bool = True) -> None:
+        self._with_image = with_image
         self._folder = Path(tempfile.mkdtemp(prefix="ofd-", dir="/tmp"))  # paths of sockets must be short
         self._running: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -69,7 +71,8 @@ class Daemons:
         place.parent.mkdir()
         _demand(name)
         self._launch(name, place)
-        _import_image(place)
+        if self._with_image:
+            import_image(place, IMAGE, host_tree())
 
     def _launch(self, name: str, place: Path) -> None:
         folder = place.parent
@@ -158,14 +161,15 @@ def _listens(place: Path) -> bool:
 
 
 def _client(place: Path) -> httpx.Client:
-    return httpx.Client(transport=httpx.HTTPTransport(uds=str(place)), base_url="http://engine", timeout=60)
+    return httpx.Client(transport=httpx.HTTPTransport(uds=str(place)), base_url="http://engine", timeout=600)
 
 
-def _import_image(place: Path) -> None:
-    name, _, tag = IMAGE.rpartition(":")
-    params = {"fromSrc": "-", "repo": name, "tag": tag}
+def import_image(place: Path, image: str, tree: bytes | BinaryIO, env: Sequence[str] = ()) -> None:
+    """A root file system, as a tar, becomes an image."""
+    name, _, tag = image.rpartition(":")
+    params = {"fromSrc": "-", "repo": name, "tag": tag, "changes": [f"ENV {pair}" for pair in env]}
     with _client(place) as client:
-        reply = client.post("/images/create", params=params, content=host_tree(), headers=_TAR)
+        reply = client.post("/images/create", params=params, content=tree, headers=_TAR)
     reply.raise_for_status()
     assert "error" not in reply.text, reply.text
 
