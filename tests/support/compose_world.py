@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from container_daemons import Daemons, cannot, import_image
-from host_image import ENV, ROOT, write_image
+from host_image import ENV, ROOT, image_tree
 
 from openforge.bus.server import find_binary, free_port
 
@@ -62,12 +62,9 @@ class Deployment:
 
     def build(self, socket: Path) -> None:
         """Every image as the file says, on the base that is made here."""
-        tree = self.folder / "base.tar"
         programs = [Path(found) for name in _PROGRAMS if (found := shutil.which(name, path="/usr/bin:/bin:/usr/sbin"))]
-        write_image(tree, programs, _EXTRAS, {"usr/local/bin/nats-server": Path(find_binary())})
-        with tree.open("rb") as content:
-            import_image(socket, BASE, content, ENV)
-        tree.unlink()
+        tree = image_tree(programs, _EXTRAS, {"usr/local/bin/nats-server": Path(find_binary())})
+        import_image(socket, BASE, tree, ENV)
         for service in json.loads(self.compose("config", "--format", "json"))["services"].values():
             if (build := service.get("build")) is not None:
                 arguments = [f"--build-arg={name}={value}" for name, value in build["args"].items()]
@@ -132,7 +129,7 @@ def deployment(run: str) -> Iterator[Deployment]:
             cannot(f"{program} is not installed: `make test-compose` installs it as root on Debian")
     folder = Path(tempfile.mkdtemp(prefix="ofc-", dir="/tmp"))  # paths of sockets must be short
     folder.chmod(0o755)  # sandboxes are shown folders below
-    daemons = Daemons(with_image=False)
+    daemons = Daemons(with_image=False, in_memory=True)
     try:
         socket = daemons.socket("docker")
         made = Deployment(folder, socket, run)

@@ -12,9 +12,8 @@ import subprocess
 import tarfile
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
 
 import httpx
 from needed import cannot
@@ -35,10 +34,14 @@ _ETC = {
 
 
 class Daemons:
-    """Started when first asked for, with `IMAGE` where it is wanted; `stop` ends all of them."""
+    """Started when first asked for, with `IMAGE` where it is wanted; `stop` ends all of them.
 
-    def __init__(self, *, with_image: bool = True) -> None:
+    `in_memory` keeps their images and containers in memory, where many files are made and removed.
+    """
+
+    def __init__(self, *, with_image: bool = True, in_memory: bool = False) -> None:
         self._with_image = with_image
+        self._in_memory = in_memory
         self._folder = Path(tempfile.mkdtemp(prefix="ofd-", dir="/tmp"))  # paths of sockets must be short
         self._running: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -70,6 +73,9 @@ class Daemons:
     def _start(self, name: str, place: Path) -> None:
         place.parent.mkdir()
         _demand(name)
+        if self._in_memory:
+            (place.parent / "data").mkdir()
+            subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8g", "tmpfs", place.parent / "data"], check=True)
         self._launch(name, place)
         if self._with_image:
             import_image(place, IMAGE, host_tree())
@@ -164,7 +170,7 @@ def _client(place: Path) -> httpx.Client:
     return httpx.Client(transport=httpx.HTTPTransport(uds=str(place)), base_url="http://engine", timeout=600)
 
 
-def import_image(place: Path, image: str, tree: bytes | BinaryIO, env: Sequence[str] = ()) -> None:
+def import_image(place: Path, image: str, tree: bytes | Iterable[bytes], env: Sequence[str] = ()) -> None:
     """A root file system, as a tar, becomes an image."""
     name, _, tag = image.rpartition(":")
     params = {"fromSrc": "-", "repo": name, "tag": tag, "changes": [f"ENV {pair}" for pair in env]}

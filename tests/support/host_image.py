@@ -6,12 +6,14 @@ built on it without any index.
 
 import importlib.metadata
 import io
+import os
 import re
 import subprocess
 import sys
 import tarfile
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -28,7 +30,7 @@ ENV = (
 _BUILDERS = ("pip", "hatchling")
 _LARGE = 1 << 20
 _PACKAGES = "site.getsitepackages()[-1].removeprefix(site.PREFIXES[0]).lstrip('/')"
-_UNUSED = re.compile(r"torch/(include|share|bin|test)/|\.a$|/tests?/.*\.(json|jsonl|csv|parquet)$")
+_UNUSED = re.compile(r"torch/(include|share|bin|test)/|pyarrow/include/|/tests/|\.a$|\.pyi$")
 
 
 def packages_of(extras: Sequence[str]) -> Iterator[importlib.metadata.Distribution]:
@@ -60,19 +62,23 @@ def _applies(need: Requirement, extra: str) -> bool:
     return need.marker is None or need.marker.evaluate({"extra": extra})
 
 
-def write_image(place: Path, programs: Sequence[Path], extras: Sequence[str], more: Mapping[str, Path]) -> None:
-    """A tar of a root file system, to be imported; `more` are files of this host by their paths inside."""
-    interpreter = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
-    library = _said(interpreter, "import sysconfig; print(sysconfig.get_path('stdlib'))")
-    packages = _said(interpreter, f"import site; print({_PACKAGES})")
-    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    files = dict(_package_files(extras, Path("usr/local") / packages))
-    files |= {Path("usr/local/lib") / version / path: file for path, file in _library_files(Path(library))}
-    files[Path("usr/local/bin") / version] = interpreter
-    files |= {Path(inside): file for inside, file in more.items()}
-    compiled = [file for file in files.values() if ".so" in file.name and file.stat().st_size > _LARGE]
-    compiled += [file for path, file in files.items() if "lib-dynload" in path.parts]
-    with tarfile.open(place, "w", format=tarfile.PAX_FORMAT) as tar:
+def image_tree(programs: Sequence[Path], extras: Sequence[str], more: Mapping[str, Path]) -> Iterator[bytes]:
+    """A tar of a root file system, piece by piece; `more` are files of this host by their paths inside."""
+    reading, writing = os.pipe()
+    with ThreadPoolExecutor(1) as pool, os.fdopen(reading, "rb") as pieces:
+        written = pool.submit(_write, writing, programs, extras, more)
+        while piece := pieces.read(_LARGE):
+            yield piece
+        written.result()
+
+
+def _write(pipe: int, programs: Sequence[Path], extras: Sequence[str], more: Mapping[str, Path]) -> None:
+    with os.fdopen(pipe, "wb") as out, tarfile.open(fileobj=out, mode="w|", bufsize=_LARGE) as tar:
+        version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+        interpreter = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
+        files = _files(interpreter, version, extras) | {Path(inside): file for inside, file in more.items()}
+        compiled = [file for file in files.values() if ".so" in file.name and file.stat().st_size > _LARGE]
+        compiled += [file for path, file in files.items() if "lib-dynload" in path.parts]
         _skeleton(tar)
         _link(tar, "usr/local/bin/python3", version)
         _link(tar, "usr/local/bin/python", version)
@@ -80,6 +86,15 @@ def write_image(place: Path, programs: Sequence[Path], extras: Sequence[str], mo
             _add(tar, f"usr{path}" if path.parts[1] != "usr" else str(path)[1:], path)
         for inside, file in files.items():
             _add(tar, str(inside), file)
+
+
+def _files(interpreter: Path, version: str, extras: Sequence[str]) -> dict[Path, Path]:
+    """Python and the packages, by their paths inside."""
+    library = _said(interpreter, "import sysconfig; print(sysconfig.get_path('stdlib'))")
+    packages = _said(interpreter, f"import site; print({_PACKAGES})")
+    files = dict(_package_files(extras, Path("usr/local") / packages))
+    files |= {Path("usr/local/lib") / version / path: file for path, file in _library_files(Path(library))}
+    return files | {Path("usr/local/bin") / version: interpreter}
 
 
 def _said(interpreter: Path, script: str) -> str:
