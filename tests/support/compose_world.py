@@ -60,11 +60,13 @@ class Deployment:
         (folder / "config.json").write_text("{}")
         self._env["DOCKER_CONFIG"] = str(folder)  # nobody's credentials or plug-ins
 
-    def build(self, socket: Path) -> None:
-        """Every image as the file says, on the base that is made here."""
+    def make_base(self, socket: Path) -> None:
         programs = [Path(found) for name in _PROGRAMS if (found := shutil.which(name, path="/usr/bin:/bin:/usr/sbin"))]
         tree = image_tree(programs, _EXTRAS, {"usr/local/bin/nats-server": Path(find_binary())})
         import_image(socket, BASE, tree, ENV)
+
+    def build(self) -> None:
+        """Every image as the file says, on the base that was made here."""
         for service in json.loads(self.compose("config", "--format", "json"))["services"].values():
             if (build := service.get("build")) is not None:
                 arguments = [f"--build-arg={name}={value}" for name, value in build["args"].items()]
@@ -133,7 +135,8 @@ def deployment(run: str) -> Iterator[Deployment]:
     try:
         socket = daemons.socket("docker")
         made = Deployment(folder, socket, run)
-        made.build(socket)
+        made.make_base(socket)
+        made.build()
         try:
             made.compose("up", "--detach", "--wait", "--no-build", "--wait-timeout", "300")
             yield made

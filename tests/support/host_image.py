@@ -83,7 +83,7 @@ def _write(pipe: int, programs: Sequence[Path], extras: Sequence[str], more: Map
         _link(tar, "usr/local/bin/python3", version)
         _link(tar, "usr/local/bin/python", version)
         for path in _with_libraries([*programs, interpreter, *compiled], set(files.values())):
-            _add(tar, f"usr{path}" if path.parts[1] != "usr" else str(path)[1:], path)
+            _add(tar, _place(path), path)
         for inside, file in files.items():
             _add(tar, str(inside), file)
 
@@ -117,12 +117,20 @@ def _package_files(extras: Sequence[str], packages: Path) -> Iterator[tuple[Path
                 yield packages / entry, file
 
 
+def _place(path: Path) -> str:
+    """Where this host has it; a library of an interpreter in somebody's home goes where the loader looks."""
+    if path.parts[1] in ("lib", "lib64"):
+        return f"usr{path}"
+    return str(path)[1:] if path.parts[1] == "usr" else f"usr/lib/{path.name}"
+
+
 def _with_libraries(programs: Sequence[Path], packaged: set[Path]) -> Iterator[Path]:
-    """The programs that are this host's, and the libraries of all, where this host has them."""
+    """The programs that are this host's, and the libraries of all that are in no package."""
     listed = subprocess.run(["ldd", *map(str, programs)], capture_output=True, text=True, check=False).stdout
-    libraries = {Path(word) for word in listed.split() if word.startswith("/") and not word.endswith(":")}
+    named = {word for word in listed.split() if word.startswith("/") and not word.endswith(":")}
+    libraries = {Path(os.path.normpath(name)) for name in named}
     own = {path for path in programs if path.is_relative_to("/usr/bin") or path.is_relative_to("/usr/sbin")}
-    yield from sorted(own | {path for path in libraries if path.parts[1] in ("usr", "lib", "lib64")} - packaged)
+    yield from sorted(own | (libraries - packaged))
 
 
 def _skeleton(tar: tarfile.TarFile) -> None:
