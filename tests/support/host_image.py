@@ -30,7 +30,7 @@ ENV = (
 _BUILDERS = ("pip", "hatchling")
 _LARGE = 1 << 20
 _PACKAGES = "site.getsitepackages()[-1].removeprefix(site.PREFIXES[0]).lstrip('/')"
-_UNUSED = re.compile(r"torch/(include|share|test)/|pyarrow/include/|/tests/|\.a$|\.pyi$")
+_UNUSED = re.compile(r"torch/(include|share|test)/|torch/bin/(?!torch_shm)|pyarrow/include/|/tests/|\.a$|\.pyi$")
 
 
 def packages_of(extras: Sequence[str]) -> Iterator[importlib.metadata.Distribution]:
