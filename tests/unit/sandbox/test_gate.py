@@ -54,6 +54,14 @@ def test_what_the_driver_asks_for_passes(tmp_path: Path, podman: bool) -> None:
     assert why_not(body(tmp_path, podman=podman), [tmp_path]) == ""
 
 
+@pytest.mark.parametrize("podman", [False, True])
+def test_no_place_is_mounted_twice(tmp_path: Path, podman: bool) -> None:
+    asked = body(tmp_path, podman=podman)
+    host = asked["HostConfig"]
+    assert not {mount["Target"] for mount in host["Mounts"]} & host["Tmpfs"].keys()
+    assert not any("/tests" in part for part in asked["Entrypoint"])
+
+
 @pytest.mark.parametrize(
     ("path", "value", "said"),
     [

@@ -33,12 +33,14 @@ def body(
     runtime: str,
     podman: bool,
 ) -> dict[str, Any]:
-    """`binds` maps folders inside to folders of the host; `volumes` are places that the image would have on disk.
+    """`binds` maps folders inside to folders of the host, also where a memory folder would be; `volumes` are places
+    that the image would have on disk.
 
     Docker makes a memory folder any user's. Podman makes it root's, so there the init starts as
     root, gives the folders away and becomes the user, before it reports.
     """
-    first = [f"user={','.join((str(_USER), *OWN_FOLDERS))}"] if podman else []
+    own = [place for place in OWN_FOLDERS if place not in binds]
+    first = [f"user={','.join((str(_USER), *own))}"] if podman else []
     return {
         "Image": image,
         "Entrypoint": [*init, *first, *arguments],
@@ -58,7 +60,7 @@ def body(
             "AutoRemove": True,
             "IpcMode": "private",
             "ShmSize": SHM_MB << 20,
-            "Tmpfs": _tmpfs(spec.limits, "" if podman else f",uid={_USER},gid={_USER}"),
+            "Tmpfs": {place: options for place, options in _tmpfs(spec.limits, podman).items() if place in own},
             "Mounts": [*_bound(binds), *(_volume(place, spec.limits.disk_mb) for place in volumes)],
             **_limits(spec.limits),
             **({"Runtime": runtime} if runtime else {}),
@@ -76,7 +78,8 @@ def _limits(limits: SandboxLimits) -> dict[str, int]:
     }
 
 
-def _tmpfs(limits: SandboxLimits, owner: str) -> dict[str, str]:
+def _tmpfs(limits: SandboxLimits, podman: bool) -> dict[str, str]:
+    owner = "" if podman else f",uid={_USER},gid={_USER}"
     return {
         "/workspace": f"rw,exec,nosuid,nodev,size={limits.disk_mb}m,mode=755{owner}",
         "/tests": f"rw,exec,nosuid,nodev,size={TESTS_MB}m,mode=755{owner}",
