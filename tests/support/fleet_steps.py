@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from learner_world import run_config, verdict
+from safetensors.torch import save_file
 
 from openforge.learner.backends.choose import backend_for
 from openforge.learner.backends.contract import Backend
@@ -44,9 +45,11 @@ def main(model: str, world: str, out: str, sections: str, load: str = "") -> Non
             ]
         )
     logprobs = backend.logprobs(step.sequences)
-    weights = {name: tensor.double().sum().item() for name, tensor in backend.export().items()}
+    exported = {name: tensor.clone() for name, tensor in backend.export().items()}
+    weights = {name: tensor.double().sum().item() for name, tensor in exported.items()}
     if not load:
         save(backend, folder)
+    save_file(exported, folder / "weights.safetensors")
     (folder / "seen.json").write_text(json.dumps({"steps": seen, "logprobs": logprobs, "weights": weights}))
     backend.close()
 

@@ -6,7 +6,9 @@ credentials on the run's bus.
 
 import os
 import socket
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 
@@ -14,6 +16,7 @@ from openforge.cli.home import BusAddress, Home
 from openforge.cli.supervise import Spec, service_argv
 from openforge.runs import RunConfig
 
+_VERL_PYTHON = Path(".venv-verl/bin/python")
 SERVICES = ("engine", "learner", "proxy", "verifier", "sandbox_manager", "scheduler")
 
 
@@ -63,7 +66,7 @@ def service_specs(config: RunConfig, home: Home, ports: Ports) -> Iterator[Spec]
         }
         yield Spec(
             name=service,
-            argv=service_argv(service),
+            argv=service_argv(service, interpreter(service, config)),
             env=common | own,
             log=home.logs / f"{service}.log",
             health=health,
@@ -73,6 +76,15 @@ def service_specs(config: RunConfig, home: Home, ports: Ports) -> Iterator[Spec]
 def _key(name: str) -> dict[str, str]:
     """A key of somebody else's endpoint goes to the one service that asks there."""
     return {name: os.environ[name]} if name in os.environ else {}
+
+
+def interpreter(service: str, config: RunConfig) -> str:
+    """The Python that runs a service: a learner with verl's engines has one of its own, which `make verl` makes."""
+    if service != "learner" or config.learner.backend != "verl":
+        return sys.executable
+    if named := os.environ.get("OPENFORGE_VERL_PYTHON"):
+        return named
+    return str(_VERL_PYTHON.absolute()) if _VERL_PYTHON.exists() else sys.executable
 
 
 def nats_url(ports: Ports) -> str:

@@ -189,8 +189,8 @@ class Supervisor:
         return next(process for process in self.processes if process.spec.name == name)
 
 
-def service_argv(service: str) -> tuple[str, ...]:
-    return (sys.executable, "-m", f"openforge.{service}")
+def service_argv(service: str, python: str = sys.executable) -> tuple[str, ...]:
+    return (python, "-m", f"openforge.{service}")
 
 
 def _is_ready(health: Path) -> bool:

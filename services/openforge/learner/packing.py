@@ -12,6 +12,7 @@ nothing else, at its own position.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import msgspec
 
@@ -20,6 +21,11 @@ from openforge.protos import BlobRef
 
 class RowTooShort(ValueError):
     """A sequence does not fit into a row; the batcher should have retired it."""
+
+
+class HasTokens(Protocol):
+    @property
+    def ids_T(self) -> list[int]: ...  # noqa: N802
 
 
 class TrainSequence(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,7 +80,7 @@ def pack(
     return [_forest(bin_) for bin_ in _raised(bins, ranks)]
 
 
-def cost(row: Row, pair_cost: float) -> float:
+def cost(row: HasTokens, pair_cost: float) -> float:
     """What a row costs, in tokens, if attending to one token costs `pair_cost` of a token's other work."""
     return len(row.ids_T) * (1.0 + pair_cost * len(row.ids_T))
 

@@ -1,20 +1,14 @@
 """Two ranks compute what one computes, and load what one saved."""
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from learner_world import ROOT, tiny_model
+from fleet_runs import close, steps
+from learner_world import tiny_model
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
-
-SCRIPT = ROOT / "tests/support/fleet_steps.py"
-
 
 EVERYTHING = {
     "algorithm": {
@@ -28,22 +22,6 @@ EVERYTHING = {
     },
     "learner": {"lora": {"rank": 4, "targets": ["q_proj", "down_proj"]}, "critic_learning_rate": 1e-3},
 }
-
-
-def steps(
-    model: Path, world: int, out: Path, load: Path | None = None, sections: dict[str, Any] | None = None
-) -> dict[str, Any]:
-    paths = [str(ROOT / part) for part in ("protos", "libs", "services", "envs", "tests/support")]
-    subprocess.run(
-        [
-            *(sys.executable, str(SCRIPT), str(model), str(world), str(out), json.dumps(sections or {})),
-            *([str(load)] if load else []),
-        ],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
-        timeout=900,
-        check=True,
-    )
-    return dict(json.loads((out / "seen.json").read_text()))
 
 
 def state(folder: Path) -> dict[str, Any]:
@@ -69,21 +47,6 @@ def same_state(left: Path, right: Path) -> bool:
         torch.equal(value, other[name]) if isinstance(value, torch.Tensor) else value == other[name]
         for name, value in one.items()
     )
-
-
-def close(left: Any, right: Any, tolerance: float) -> bool:
-    return flat(left) == pytest.approx(flat(right), rel=tolerance, abs=tolerance)
-
-
-def flat(value: Any) -> list[float]:
-    """All numbers of nested lists and dictionaries, in order."""
-    match value:
-        case dict():
-            return flat(list(value.values()))
-        case list():
-            return [number for inner in value for number in flat(inner)]
-        case _:
-            return [float(value)]
 
 
 def test_two_ranks_equal_one_and_checkpoints_change_hands(tmp_path: Path) -> None:

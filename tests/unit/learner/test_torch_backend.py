@@ -11,6 +11,7 @@ from learner_world import run_config, tiny_model, verdict
 from openforge.learner.backends.choose import backend_for
 from openforge.learner.backends.contract import BackendRefused
 from openforge.learner.backends.torch_fsdp import TorchBackend
+from openforge.learner.backends.trained import learning_rate
 from openforge.learner.step import Step, batch_of, step_of
 from openforge.protos import TrajectoryVerified
 from openforge.runs import RunConfig
@@ -90,13 +91,28 @@ def test_the_learning_rate_warms_up(tmp_path: Path) -> None:
 
 def test_the_learning_rate_falls_to_nothing(tmp_path: Path) -> None:
     settings = {"warmup_steps": 2, "decay_steps": 6, "learning_rate": 8e-3}
-    trained = TorchBackend(run_config(tiny_model(tmp_path), learner=settings)).trained
-    assert [trained.learning_rate(step) for step in range(7)] == pytest.approx([4e-3, 8e-3, 8e-3, 6e-3, 4e-3, 2e-3, 0])
+    config = run_config(tmp_path, learner=settings)
+    rates = [learning_rate(config.learner, config.learner.learning_rate, step) for step in range(7)]
+    assert rates == pytest.approx([4e-3, 8e-3, 8e-3, 6e-3, 4e-3, 2e-3, 0])
 
 
-def test_verl_is_refused_with_the_field_and_the_way_out(tmp_path: Path) -> None:
-    with pytest.raises(BackendRefused, match=r"learner\.backend = 'verl' .* use learner\.backend = 'torch'"):
-        backend_for(run_config(tmp_path, learner={"backend": "verl"}))
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        ({}, r"learner\.backend = 'verl' needs verl 0\.9\.1, .* `make verl`"),
+        ({"learner": {"lora": {"rank": 4}}}, r"learner\.lora\.rank = 4: .* rank = 0"),
+        ({"algorithm": {"advantage": "gae"}}, r"algorithm\.advantage = 'gae': .* no critic"),
+        ({"learner": {"backend_options": {"engine": "megatron"}}}, "needs CUDA devices"),
+        ({"learner": {"backend_options": {"tensor_parallel": 2}}}, "write engine = 'megatron'"),
+        ({"learner": {"backend_options": {"engine": "deepspeed"}}}, "there are engine, attention"),
+    ],
+)
+def test_what_verl_cannot_do_is_refused_with_the_field_and_the_way_out(
+    tmp_path: Path, sections: dict[str, dict[str, object]], said: str
+) -> None:
+    learner = {**sections.get("learner", {}), "backend": "verl"}
+    with pytest.raises(BackendRefused, match=said):
+        backend_for(run_config(tmp_path, **{**sections, "learner": learner}))
 
 
 def test_unknown_backend_options_are_refused(tmp_path: Path) -> None:

@@ -37,12 +37,12 @@ class Fleet:
     """A `Backend` of rank 0 that takes the other ranks along."""
 
     def __init__(self, config: RunConfig) -> None:
-        from openforge.learner.backends.torch_fsdp import TorchBackend
+        from openforge.learner.backends.choose import backend_of_rank
 
         self._children = _start_others(config.learner.world_size)
         _join()
         _broadcast(canonical(config)[0])
-        self._own = TorchBackend(config)
+        self._own = backend_of_rank(config)
         self.vocabulary = self._own.vocabulary
         self.takes = self._own.takes
 
@@ -83,13 +83,13 @@ def follow() -> NoReturn:
     """The life of every rank but 0."""
     import torch.distributed as dist
 
-    from openforge.learner.backends.torch_fsdp import TorchBackend
+    from openforge.learner.backends.choose import backend_of_rank
     from openforge.service import die_with_parent, set_up_logs
 
     set_up_logs(f"learner.{os.environ['RANK']}")
     die_with_parent()
     _join()
-    backend = TorchBackend(config_of(_broadcast(None)))
+    backend = backend_of_rank(config_of(_broadcast(None)))
     while (command := _broadcast(None))[0] != "close":
         name, arguments = command
         getattr(backend, name)(*arguments)

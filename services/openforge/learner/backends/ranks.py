@@ -8,13 +8,15 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from openforge.learner.packing import Row, cost
+from openforge.learner.packing import HasTokens, cost
+
+RowT = TypeVar("RowT", bound=HasTokens)
 
 PAIR_COST = 3e-4
 """What attending to one token costs, in units of a token's other work; about right from 100M to 10B."""
@@ -45,18 +47,18 @@ def shard(policy: Any, device: torch.device) -> None:
     fully_shard(policy, mesh=mesh)
 
 
-def share(rows: Sequence[Row]) -> list[tuple[Row, float]]:
-    """This rank's rows with weight 1, padded with weight 0 to the length of the longest share."""
-    shares = balanced(rows, world())
+def share(rows: Sequence[RowT], own_rank: int, world_size: int) -> list[tuple[RowT, float]]:
+    """A rank's rows with weight 1, padded with weight 0 to the length of the longest share."""
+    shares = balanced(rows, world_size)
     longest = max(len(part) for part in shares)
-    own = shares[rank()]
+    own = shares[own_rank]
     return [(row, 1.0) for row in own] + [(rows[0], 0.0) for _ in range(longest - len(own))]
 
 
-def balanced(rows: Sequence[Row], world_size: int) -> list[list[Row]]:
+def balanced(rows: Sequence[RowT], world_size: int) -> list[list[RowT]]:
     """The rows dealt to ranks: as evenly as can be in number, since all run as many as the longest share has, dearest
     first and each to whoever has the least to compute so far."""
-    shares: list[list[Row]] = [[] for _ in range(world_size)]
+    shares: list[list[RowT]] = [[] for _ in range(world_size)]
     load = [0.0] * world_size
     most = math.ceil(len(rows) / world_size)
     for row in sorted(rows, key=lambda row: -cost(row, PAIR_COST)):

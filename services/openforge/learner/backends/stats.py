@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from openforge.learner.backends.contract import StepStats
-from openforge.learner.backends.forward import RowTensors
 from openforge.learner.loss import kl_term, log_ratio
 from openforge.learner.objective import LossTokens, correction_weights, ratio_limit
 from openforge.runs.config import AlgorithmSection
@@ -28,7 +27,7 @@ class StepSums:
         self.sums = torch.zeros(len(_SUMS), dtype=torch.float64)
         self.maxima = torch.zeros(len(_MAXIMA), dtype=torch.float64)
 
-    def add(self, row: RowTensors, tokens: LossTokens, loss: Tensor) -> None:
+    def add(self, row_tokens: int, tokens: LossTokens, loss: Tensor) -> None:
         with torch.no_grad():
             delta_N = log_ratio(tokens.logprobs_N, tokens.mu_logprobs_N).double()
             ratio_N = delta_N.exp()
@@ -41,7 +40,7 @@ class StepSums:
                 -delta_N.sum(),
                 -tokens.logprobs_N.double().sum(),
                 loss.double(),
-                torch.tensor(float(row.ids_1T.shape[1]), dtype=torch.float64),
+                torch.tensor(float(row_tokens), dtype=torch.float64),
                 torch.tensor(1.0, dtype=torch.float64),
                 *self._corrections(tokens),
             ]

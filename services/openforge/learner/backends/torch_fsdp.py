@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from openforge.learner.backends import critic, kernels, lora, ranks, storage
+from openforge.learner.backends import critic, kernels, loading, lora, ranks, storage
 from openforge.learner.backends.contract import BackendRefused, StepStats
 from openforge.learner.backends.critic import Critic
 from openforge.learner.backends.forward import PolicyForward, RowTensors
 from openforge.learner.backends.measured import Measured
 from openforge.learner.backends.options import TorchOptions, torch_options
 from openforge.learner.backends.stats import StepSums
-from openforge.learner.backends.trained import Trained
+from openforge.learner.backends.trained import Trained, learning_rate
 from openforge.learner.objective import needs_proximal, needs_reference, teaches_without_advantage, token_losses
 from openforge.learner.packing import Row, TrainSequence, pack
 from openforge.runs import RunConfig
@@ -77,7 +77,7 @@ class TorchBackend:
         ranks.merge(sums.sums, sums.maxima)
         return sums.stats(
             grad_norm=sum(norms) / len(norms),
-            learning_rate=self.trained.learning_rate(step),
+            learning_rate=learning_rate(self.settings, self.settings.learning_rate, step),
             critic_grad_norm=sum(critic_norms) / max(1, len(critic_norms)),
             explained_variance=critic.explained_variance(parts) if self._critic is not None else 0.0,
         )
@@ -100,7 +100,7 @@ class TorchBackend:
         if ranks.world() == 1 and self.device.type == "cpu" and not self.settings.lora.rank:
             return self.policy.model
         if self._plain is None:
-            self._plain = _load(self.config.model.path, TorchOptions())
+            self._plain = loading.load_plain(self.config.model.path)
         return self._plain
 
     def save(self, folder: Path) -> None:
@@ -113,7 +113,7 @@ class TorchBackend:
         """Nothing is held but memory."""
 
     def _model(self) -> Any:
-        model = _load(self.config.model.path, self.options).to(self.device)
+        model = loading.load_plain(self.config.model.path, self.options.recompute).to(self.device)
         if self.options.liger:
             kernels.equip(model, self.device)
         return model
@@ -135,7 +135,10 @@ class TorchBackend:
 
     def _measured(self, sequences: Sequence[TrainSequence]) -> list[Measured]:
         """This rank's rows of a mini-batch, with all that has to be known before the first step."""
-        rows = [self._compared(Measured(row, share)) for row, share in ranks.share(self._rows(sequences))]
+        rows = [
+            self._compared(Measured(row, share))
+            for row, share in ranks.share(self._rows(sequences), ranks.rank(), ranks.world())
+        ]
         return rows if self._critic is None else self._critic.judged(rows, sequences)
 
     def _compared(self, measured: Measured) -> Measured:
@@ -168,7 +171,7 @@ class TorchBackend:
             tokens = measured.tokens(row, logprobs_N)
             loss = (row.weight_N * token_losses(self.algorithm, tokens)).sum()
             if measured.share and sums is not None:
-                sums.add(row, tokens, loss.detach())
+                sums.add(row.ids_1T.shape[1], tokens, loss.detach())
             return loss
 
         return loss_of
@@ -180,15 +183,3 @@ def _device(options: TorchOptions) -> torch.device:
     if options.device == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", ranks.local_rank())
-
-
-def _load(path: str, options: TorchOptions) -> Any:
-    from transformers import AutoModelForCausalLM
-    from transformers.utils import logging as transformers_logging
-
-    transformers_logging.disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa")
-    model.config.use_cache = False
-    if options.recompute:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-    return model.train()

@@ -39,15 +39,6 @@ class Trained:
             (loss_of(row) * (row.share * ranks.world())).backward()
         return self._update(step)
 
-    def learning_rate(self, step: int) -> float:
-        """Up over `warmup_steps`, then down so that step `decay_steps` would have none; steps count from 0."""
-        warmup, horizon = self._settings.warmup_steps, self._settings.decay_steps
-        if step < warmup:
-            return self._base_rate * (step + 1) / warmup
-        if not horizon:
-            return self._base_rate
-        return self._base_rate * max(0.0, (horizon - step) / max(1, horizon - warmup))
-
     def _zero_gradients(self) -> None:
         """To zero, not to None: without a single row the step is still one with zero gradient."""
         for parameter in self.parameters:
@@ -57,6 +48,16 @@ class Trained:
         limit = self._settings.gradient_clip or float("inf")
         norm = ranks.whole(torch.nn.utils.clip_grad_norm_(self.parameters, limit)).item()
         for group in self.optimizer.param_groups:
-            group["lr"] = self.learning_rate(step)
+            group["lr"] = learning_rate(self._settings, self._base_rate, step)
         self.optimizer.step()
         return float(norm)
+
+
+def learning_rate(settings: LearnerSection, base_rate: float, step: int) -> float:
+    """Up over `warmup_steps`, then down so that step `decay_steps` would have none; steps count from 0."""
+    warmup, horizon = settings.warmup_steps, settings.decay_steps
+    if step < warmup:
+        return base_rate * (step + 1) / warmup
+    if not horizon:
+        return base_rate
+    return base_rate * max(0.0, (horizon - step) / max(1, horizon - warmup))
