@@ -8,6 +8,7 @@ from pathlib import Path
 from openforge.models.folder import made_at_once
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+BYTES = 256 + len(SPECIAL_TOKENS)
 MAX_PARAMETERS = 5_000_000
 
 
@@ -20,14 +21,24 @@ def tiny(
     heads: int = 4,
     kv_heads: int = 2,
     context: int = 2048,
+    vocabulary: int = BYTES,
 ) -> Path:
-    """Write the checkpoint folder `path`, or keep the one that is there."""
+    """Write the checkpoint folder `path`, or keep the one that is there. The tokenizer has no ids from BYTES on."""
     target = Path(path)
     if target.joinpath("config.json").exists():
         return target
     with made_at_once(target, name="tiny", source=f"random, seed {seed}", license="Apache-2.0") as draft:
         _write_tokenizer(draft, context)
-        _write_weights(draft, seed=seed, layers=layers, hidden=hidden, heads=heads, kv_heads=kv_heads, context=context)
+        _write_weights(
+            draft,
+            seed=seed,
+            layers=layers,
+            hidden=hidden,
+            heads=heads,
+            kv_heads=kv_heads,
+            context=context,
+            vocabulary=vocabulary,
+        )
     return target
 
 
@@ -54,13 +65,13 @@ def _write_tokenizer(folder: Path, context: int) -> None:
 
 
 def _write_weights(
-    folder: Path, *, seed: int, layers: int, hidden: int, heads: int, kv_heads: int, context: int
+    folder: Path, *, seed: int, layers: int, hidden: int, heads: int, kv_heads: int, context: int, vocabulary: int
 ) -> None:
     import torch
     from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
-        vocab_size=256 + len(SPECIAL_TOKENS),
+        vocab_size=vocabulary,
         hidden_size=hidden,
         intermediate_size=hidden * 3,
         num_hidden_layers=layers,

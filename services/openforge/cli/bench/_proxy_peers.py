@@ -1,12 +1,10 @@
 """Other projects' proxies for `bench proxy`: each in a venv of its own, as it is started by its own documentation.
 
-Promises: nothing of a peer comes into this project's environment; a peer that cannot be installed, started or asked
-is told with the reason.
+Promises: a peer that cannot be started or asked is told with the reason.
 """
 
 import asyncio
 import os
-import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,14 +12,11 @@ from pathlib import Path
 import msgspec
 
 from openforge.bus.server import free_port
+from openforge.cli.bench._peers import NotMeasured
 from openforge.cli.bench._proxy_load import Target
 
 _START_S = 300.0
 """Some import for a minute on a busy machine."""
-
-
-class NotMeasured(Exception):
-    """Why a peer has no figures."""
 
 
 class Peer(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,27 +83,6 @@ PEERS = (
         note="interception server with its relaying client, traces in memory",
     ),
 )
-
-
-async def installed(peer: Peer, folder: Path) -> Path:
-    """The interpreter of the peer's venv below `folder`, made where it is missing. Raises `NotMeasured`."""
-    python = folder / peer.name / "bin" / "python"
-    done = python.parent.parent / f"installed-{peer.version}"
-    if not done.exists():
-        await _ran(sys.executable, "-m", "venv", str(python.parent.parent))
-        await _ran(str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", peer.requirement)
-        done.touch()
-    return python
-
-
-async def _ran(*command: str) -> None:
-    process = await asyncio.create_subprocess_exec(
-        *command, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
-    )
-    _, said = await process.communicate()
-    if process.returncode:
-        lines = said.decode(errors="replace").strip().splitlines() or ["it said nothing"]
-        raise NotMeasured(f"it cannot be installed: {lines[-1]}")
 
 
 @asynccontextmanager

@@ -1,53 +1,164 @@
-"""What prefix-sharing rows are worth in training: `python -m openforge.cli.bench.learner --json`.
+"""What the learner's rows are worth: `python -m openforge.cli.bench.learner --json`.
 
-One step of SmolLM2-135M on a batch shaped like the demo's, in the learner's rows and in padded batches of one
-sequence a row, with one thread and with two. Takes some minutes.
+One training step in the learner's rows, in a plain loop over transformers and in TRL's GRPOTrainer: same machine,
+threads, model, batch and loss, one after the other. `long_tailed` is 256 sequences of log-normal lengths (median 300,
+p99/p50 = 10, at most 2,048), `one_group` is eight completions of one prompt. A rate is the tokens of the sequences over
+the time of the step, whatever was computed for them.
+
+The model is one layer as wide as SmolLM2-135M's, with a thirtieth of its vocabulary: layer, attention and head have
+the same shares of the work as there. `--model` takes a checkpoint folder instead.
 """
 
 import argparse
+import asyncio
+import importlib.util
 import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from openforge.models import get
+from openforge.cli.bench import _learner_batches as batches
+from openforge.cli.bench._peers import NotMeasured, installed
+from openforge.learner.packing import TrainSequence
+from openforge.models import tiny
+
+TRL = "1.16.0"
+REQUIREMENTS = ("torch==2.13.0", "transformers==5.18.0", f"trl=={TRL}")
+VOCABULARY = 1638
+
+
+class Bench(msgspec.Struct, frozen=True, kw_only=True):
+    """`trl` is the interpreter that has TRL, or why there is none."""
+
+    model: str
+    threads: int
+    scratch: Path
+    trl: Path | str
+
+    def rows(self, batch: Path, ranks: int = 1) -> dict[str, Any]:
+        return self._learner("--batch", str(batch), "--way", "rows", "--ranks", str(ranks))
+
+    def padded(self, batch: Path) -> dict[str, Any]:
+        return self._learner("--batch", str(batch), "--way", "padded")
+
+    def peer(self, batch: Path) -> dict[str, Any]:
+        if isinstance(self.trl, str):
+            return {"reason": self.trl}
+        out = self.scratch / "trl.json"
+        script = Path(__file__).with_name("_peer_trl.py")
+        self._run([str(self.trl), str(script), self.model, str(batch), str(self.threads), str(out)])
+        return msgspec.json.decode(out.read_bytes(), type=dict[str, Any])
+
+    def _learner(self, *more: str) -> dict[str, Any]:
+        """In a process of its own, since threads are set once."""
+        said = self._run(
+            [
+                *(sys.executable, "-m", "openforge.learner.bench", "--model", self.model),
+                *("--threads", str(self.threads), *more),
+            ]
+        )
+        return msgspec.json.decode(said, type=dict[str, Any])
+
+    def _run(self, command: Sequence[str]) -> bytes:
+        env = os.environ | {"OMP_NUM_THREADS": str(self.threads), "HF_HUB_OFFLINE": "1"}
+        return subprocess.run(command, env=env, stdout=subprocess.PIPE, check=True).stdout
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="one JSON object and nothing else on stdout")
-    parser.add_argument("--model", default="", help="a checkpoint folder; SmolLM2-135M where it is left out")
-    parser.add_argument("--groups", type=int, default=2)
+    parser.add_argument("--model", default="", help="a checkpoint folder with a tokenizer")
+    parser.add_argument("--sequences", type=int, default=batches.SEQUENCES, help="of `long_tailed`, a multiple of 8")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--peers", type=Path, default=Path(".venv-peers"), help="TRL is installed below this folder")
     asked = parser.parse_args()
-    model = asked.model or str(get("smollm2-135m"))
-    measured = [measure(model, threads, asked.groups) for threads in (1, 2)]
-    if asked.json:
-        sys.stdout.write(msgspec.json.encode({"model": model, "measured": measured}).decode() + "\n")
-        return
-    for one in measured:
-        rows, padded = one["rows"], one["padded"]
-        sys.stdout.write(
-            f"{one['threads']} threads: {one['sequences']} sequences of {one['sequence_tokens']} tokens\n"
-            f"  rows    {rows['step_s']:6.1f} s  {rows['forwarded_tokens']:6.0f} tokens computed  "
-            f"{rows['trained_tokens_per_s']:6.0f} trained tokens/s\n"
-            f"  padded  {padded['step_s']:6.1f} s  {padded['forwarded_tokens']:6.0f} tokens computed  "
-            f"{padded['trained_tokens_per_s']:6.0f} trained tokens/s\n"
-            f"  {one['speedup']:.1f} times quicker\n"
-        )
+    if asked.sequences % 8:
+        parser.error(f"--sequences {asked.sequences}: TRL trains groups of 8; give a multiple of it")
+    trl = asyncio.run(interpreter(asked.peers.absolute()))
+    with tempfile.TemporaryDirectory() as scratch:
+        found = measure(asked.model, asked.sequences, asked.threads, Path(scratch), trl)
+    sys.stdout.write(msgspec.json.encode(found).decode() + "\n" if asked.json else told(found))
 
 
-def measure(model: str, threads: int, groups: int) -> dict[str, Any]:
-    """In a process of its own, since a service is not imported here and threads are set once."""
-    command = [sys.executable, "-m", "openforge.learner.bench", "--model", model, "--threads", str(threads)]
-    done = subprocess.run(
-        [*command, "--groups", str(groups)],
-        env=os.environ | {"OMP_NUM_THREADS": str(threads)},
-        stdout=subprocess.PIPE,
-        check=True,
-    )
-    return msgspec.json.decode(done.stdout, type=dict[str, Any])
+async def interpreter(peers: Path) -> Path | str:
+    """One that has TRL: this one, or that of a venv which is made where it is missing. Or why not."""
+    if importlib.util.find_spec("trl") is not None:
+        return Path(sys.executable)
+    try:
+        return await installed("trl", TRL, REQUIREMENTS, peers)
+    except NotMeasured as error:
+        return str(error)
+
+
+def measure(model: str, sequences: int, threads: int, scratch: Path, trl: Path | str) -> dict[str, Any]:
+    folder = model or str(tiny(scratch / "model", layers=1, hidden=576, heads=9, kv_heads=3, vocabulary=VOCABULARY))
+    bench = Bench(model=folder, threads=threads, scratch=scratch, trl=trl)
+    vocabulary = _vocabulary(folder)
+    long_tailed, one_group = batches.long_tailed(vocabulary, sequences), batches.one_group(vocabulary)
+    first, second = compared(bench, "long_tailed", long_tailed), compared(bench, "one_group", one_group)
+    two = bench.rows(_written(scratch, "long_tailed", long_tailed), ranks=2)
+    return {
+        "tokens_per_s_ratio_trl": first["ratio_trl"],
+        "tokens_per_s_ratio_trl_one_group": second["ratio_trl"],
+        "tokens_per_s_ratio_padded": first["ratio_padded"],
+        "tokens_per_s_ratio_padded_one_group": second["ratio_padded"],
+        "packing_efficiency": batches.packing_efficiency(long_tailed),
+        "gloo2_efficiency": first["rows"]["step_s"] / (2 * two["step_s"]),
+        "model": model or "one layer of SmolLM2-135M's width, random weights",
+        "threads": threads,
+        "cores": os.cpu_count(),
+        "load_average": os.getloadavg()[0],
+        "batches": {"long_tailed": first | {"rows_on_two_ranks": two}, "one_group": second},
+    }
+
+
+def compared(bench: Bench, name: str, sequences: Sequence[TrainSequence]) -> dict[str, Any]:
+    batch = _written(bench.scratch, name, sequences)
+    rows, padded, trl = bench.rows(batch), bench.padded(batch), bench.peer(batch)
+    tokens = sum(len(one.ids_T) for one in sequences)
+    return {
+        "sequences": len(sequences),
+        "tokens": tokens,
+        "loss_tokens": sum(len(one.at_K) for one in sequences),
+        "tokens_per_s": tokens / rows["step_s"],
+        "ratio_trl": trl["step_s"] / rows["step_s"] if "step_s" in trl else None,
+        "ratio_padded": padded["step_s"] / rows["step_s"],
+        "rows": rows,
+        "padded": padded,
+        "trl": trl,
+    }
+
+
+def told(found: dict[str, Any]) -> str:
+    lines = [f"{found['model']}, {found['threads']} thread(s) on {found['cores']} cores"]
+    for name, batch in found["batches"].items():
+        lines.append(f"{name}: {batch['sequences']} sequences of {batch['tokens']} tokens")
+        for way in ("rows", "padded", "trl", "rows_on_two_ranks"):
+            one = batch.get(way, {})
+            if "step_s" in one:
+                lines.append(
+                    f"  {way:<18}{one['step_s']:8.1f} s {one['forwarded_tokens']:8} tokens computed  "
+                    f"loss {one['loss']:.6f}  gradient norm {one['grad_norm']:.6f}"
+                )
+            elif "reason" in one:
+                lines.append(f"  {way:<18}not measured: {one['reason']}")
+    lines += [f"{name}: {value}" for name, value in found.items() if isinstance(value, float)]
+    return "\n".join(lines) + "\n"
+
+
+def _written(scratch: Path, name: str, sequences: Sequence[TrainSequence]) -> Path:
+    path = scratch / f"{name}.json"
+    path.write_bytes(msgspec.json.encode(sequences))
+    return path
+
+
+def _vocabulary(folder: str) -> int:
+    return int(msgspec.json.decode(Path(folder, "config.json").read_bytes())["vocab_size"])
 
 
 if __name__ == "__main__":

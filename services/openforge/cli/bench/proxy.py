@@ -33,8 +33,9 @@ import uvloop
 from openforge.bus import Bus, BusSettings
 from openforge.bus.server import NatsServer, ServerConfig, free_port
 from openforge.bus.streams import stream_of
+from openforge.cli.bench._peers import NotMeasured, installed
 from openforge.cli.bench._proxy_load import BadAnswer, Engine, Spent, Target, load, names, percentile
-from openforge.cli.bench._proxy_peers import PEERS, NotMeasured, Peer, installed, peer_process
+from openforge.cli.bench._proxy_peers import PEERS, Peer, peer_process
 from openforge.cli.bench._proxy_text import FIRST_TOKENS, GROWTH_TOKENS, TURNS, Conversation, model_folder
 from openforge.protos import KEY_BUCKET, AttemptKey, EndReason, EpisodeEnded, key_entry
 from openforge.runs import config_of, submit
@@ -282,7 +283,7 @@ async def peer_row(peer: Peer, folder: Path, engine_port: int, options: Options)
     if options.peers is None:
         return Row(name=peer.title, reason="not asked for: --peers FOLDER installs and measures it")
     try:
-        python = await installed(peer, options.peers)
+        python = await installed(peer.name, peer.version, (peer.requirement,), options.peers)
         async with peer_process(peer, python, folder, engine_port) as (target, pid):
             engine = Engine(engine_port, complete_bodies(), _COMPLETE)
             bench = Bench(target=target, pid=pid, engine=engine, prepare=_nothing, ended=_nothing)
