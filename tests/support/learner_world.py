@@ -6,6 +6,7 @@ import random
 import signal
 import sys
 from collections.abc import Callable
+from collections.abc import Sequence as Arguments
 from pathlib import Path
 from typing import Any
 
@@ -167,7 +168,7 @@ def weights_sha256(published: PolicyPublished) -> str:
     return read_manifest(published.location).files[WEIGHTS].sha256
 
 
-async def until(condition: Callable[[], Any], timeout_s: float = 300.0) -> None:
+async def until(condition: Callable[[], Any], timeout_s: float = 600.0) -> None:
     async with asyncio.timeout(timeout_s):
         while not await condition():
             await asyncio.sleep(0.05)
@@ -176,10 +177,11 @@ async def until(condition: Callable[[], Any], timeout_s: float = 300.0) -> None:
 class LearnerProcess:
     """`python -m openforge.learner`, with its log in `<home>/learner.log`."""
 
-    def __init__(self, bus_settings: BusSettings, home: Path, run: str) -> None:
+    def __init__(self, bus_settings: BusSettings, home: Path, run: str, launcher: Arguments[str] = ()) -> None:
         self._url = bus_settings.url
         self.home = home
         self._run = run
+        self._launcher = launcher
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> "LearnerProcess":
@@ -196,11 +198,11 @@ class LearnerProcess:
         }
         with (self.home / "learner.log").open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "openforge.learner", env=env, stderr=log, stdout=log
+                *(sys.executable, *self._launcher, "-m", "openforge.learner"), env=env, stderr=log, stdout=log
             )
         return self
 
-    async def wait(self, timeout_s: float = 300.0) -> int:
+    async def wait(self, timeout_s: float = 600.0) -> int:
         assert self._process is not None
         async with asyncio.timeout(timeout_s):
             return await self._process.wait()

@@ -416,6 +416,8 @@ class Learner:
             await self._saving
         if not self._ahead:
             await self._save()
+            if self._caught_up.is_set():  # so the backend is there, and its other ranks
+                await self._slow.call(self._backend.close)
 
 
 class LineageBroken(RuntimeError):

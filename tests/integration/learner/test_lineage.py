@@ -1,7 +1,9 @@
 """A learner process on a real bus: its lineage is the same whatever happens to it."""
 
 import asyncio
+import os
 import random
+import signal
 from pathlib import Path
 
 import pytest
@@ -28,6 +30,8 @@ from openforge.bus import Bus, BusSettings
 from openforge.protos import BatchTrained, PolicyPublished, RetireReason, TrajectoryVerified
 from openforge.runs.submit import submit
 from openforge.weights import check
+
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=5")
 
 
 def is_there(published: PolicyPublished) -> bool:
@@ -142,6 +146,30 @@ async def test_two_ranks_of_which_each_is_killed_end_with_the_weights_of_two_tha
     await asyncio.gather(feeding, finished(bus, "wild", 6))
     assert await learner.stop() == 0
     assert learner.log().count('"event":"computing again"') >= 1
+    await same_lineage(bus, "calm", "wild", steps=6)
+
+
+@pytest.mark.heavy
+async def test_a_pool_under_torchrun_starts_again_when_a_rank_is_killed_and_ends_in_good_order(
+    bus: Bus, bus_settings: BusSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_model(tmp_path)
+    calm, wild = (run_config(model, name, learner={"world_size": 2}) for name in ("calm", "wild"))
+    for config in (calm, wild):
+        await submit(bus, config)
+    quiet = await LearnerProcess(bus_settings, tmp_path / "calm", "calm").start()
+    await asyncio.gather(feed_run(bus, calm), finished(bus, "calm", 6))
+    assert await quiet.stop() == 0
+
+    feeding = asyncio.create_task(feed_run(bus, wild))
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    pool = await LearnerProcess(bus_settings, tmp_path / "wild", "wild", TORCHRUN).start()
+    for version in (1, 3):
+        await until(lambda version=version: is_trained(bus, "wild", version))
+        os.kill(pool.followers()[-1], signal.SIGKILL)
+    await asyncio.gather(feeding, finished(bus, "wild", 6))
+    await pool.stop()  # torchrun itself ends with 1 after a signal
+    assert '"event":"stopped"' in pool.log()
     await same_lineage(bus, "calm", "wild", steps=6)
 
 

@@ -115,6 +115,16 @@ def test_what_verl_cannot_do_is_refused_with_the_field_and_the_way_out(
         backend_for(run_config(tmp_path, **{**sections, "learner": learner}))
 
 
+def test_torchrun_that_would_start_ranks_again_with_the_store_of_the_dead_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = {"WORLD_SIZE": "2", "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_MAX_RESTARTS": "3"}
+    for name, value in said.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(BackendRefused, match="set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"):
+        backend_for(run_config(tiny_model(tmp_path), learner={"world_size": 2}))
+
+
 def test_unknown_backend_options_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BackendRefused, match="colour"):
         backend_for(run_config(tmp_path, learner={"backend_options": {"colour": "red"}}))

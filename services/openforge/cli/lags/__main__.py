@@ -11,7 +11,7 @@ import typer
 from openforge.cli.curves import machine
 from openforge.cli.home import Home
 from openforge.cli.lags.compare import compared, learned
-from openforge.cli.lags.measured import Measured, measured, train
+from openforge.cli.lags.measured import Curve, Measured, measured, train
 from openforge.cli.lags.page import draw, learned_table, table
 from openforge.runs import load_run_file
 
@@ -49,19 +49,21 @@ def repeat_runs(
 def repeat_exactly(
     run_file: RunFile = TINY, lags: Lags = "0,1,2,4", seeds: Seeds = 8, overrides: Overrides = None, out: Out = DOCS
 ) -> None:
-    """The same learner in one process, with every token exactly max_lag versions old: the worst that it may be."""
+    """The same learner in one process, with every token exactly max_lag versions old: the worst that it may be.
+
+    Results are written after each seed.
+    """
     from openforge.cli.lags.exact import learned as curve_of
 
     asked = _asked(lags)
-    curves = []
+    curves: list[Curve] = []
     for seed in range(1, seeds + 1):
         config = load_run_file(run_file, [*(overrides or []), f"run.seed={seed}"])
         curves += [curve_of(config, lag) for lag in asked]
-        typer.echo(f"seed {seed} of {seeds}", err=True)
-    rows = learned(curves)
-    _write(out, "exact.json", {"machine": machine(), "lags": rows, "curves": curves})
-    draw(curves, out / "exact.svg")
-    typer.echo("\n".join(learned_table(rows)))
+        rows = learned(curves)
+        _write(out, "exact.json", {"machine": machine(), "lags": rows, "curves": curves})
+        draw(curves, out / "exact.svg")
+        typer.echo("\n".join(learned_table(rows)))
 
 
 def _asked(lags: str) -> list[int]:

@@ -9,6 +9,7 @@ Under torchrun the ranks exist already. Otherwise rank 0 starts the others besid
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -88,6 +89,8 @@ def follow() -> NoReturn:
 
     set_up_logs(f"learner.{os.environ['RANK']}")
     die_with_parent()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)  # rank 0 still needs us for its last checkpoint, and ends us
     _join()
     backend = backend_of_rank(config_of(_broadcast(None)))
     while (command := _broadcast(None))[0] != "close":
@@ -123,6 +126,7 @@ def _start_others(world_size: int) -> list[subprocess.Popen[bytes]]:
             raise BackendRefused(
                 f"learner.world_size = {world_size}, but torchrun started {given} processes: make them equal."
             )
+        _expect_store_of_its_own()
         return []
     shared = {"WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
     os.environ.update(shared, RANK="0", LOCAL_RANK="0")
@@ -132,6 +136,16 @@ def _start_others(world_size: int) -> list[subprocess.Popen[bytes]]:
         )
         for rank in range(1, world_size)
     ]
+
+
+def _expect_store_of_its_own() -> None:
+    """torchrun keeps one store over all its restarts: a rank that is started again finds where the dead ones were."""
+    shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if shared and int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")):
+        raise BackendRefused(
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE is not 1, and torchrun has --max-restarts: ranks that it starts again "
+            "would look for those that are gone; set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for torchrun."
+        )
 
 
 def _free_port() -> int:
