@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from learner_world import run_config, tiny_model
 
-from openforge.cli.lags.compare import bound, compared, interval
+from openforge.cli.lags.compare import bound, compared, interval, overlap
 from openforge.cli.lags.exact import learned
 from openforge.cli.lags.measured import Measured
 from openforge.cli.lags.page import draw, table
@@ -62,6 +62,11 @@ def test_speed_is_the_ratio_of_times_and_its_mean_is_geometric() -> None:
 def test_the_bound_is_what_training_or_the_cores_allow() -> None:
     assert bound(run(1, 0, 0.5), cores=2) == pytest.approx(100 / 40), "two steps of 20 s after one another"
     assert bound(run(1, 0, 0.5), cores=1) == pytest.approx(100 / 60), "60 s of CPU time on one core"
+
+
+def test_overlap_alone_saves_the_shorter_of_generation_and_training() -> None:
+    assert overlap(run(1, 0, 0.5)) == pytest.approx(100 / 60), "40 s of training beside 60 s of generation"
+    assert overlap(run(1, 0, 0.5, took_s=50.0)) == pytest.approx(50 / 40)
 
 
 def test_the_interval_is_students() -> None:

@@ -42,12 +42,15 @@ class Learned(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lag(Learned, frozen=True, kw_only=True):
-    """With what it took. `speed`: the time of the synchronous run over this one's; `bound`: the most that can be."""
+    """With what it took. `speed`: the time of the synchronous run over this one's; `overlap` and `bound`: the most that
+    the functions of these names allow.
+    """
 
     lag_mean: float
     lag_max: int
     retired_share: float
     speed: Interval
+    overlap: float
     bound: float
 
 
@@ -96,6 +99,7 @@ def _lag(sync: Sequence[Measured], runs: Sequence[Measured], cores: int) -> Lag:
         lag_max=max(run.lag_max for run in runs),
         retired_share=sum(run.retired for run in runs) / sum(run.retired + run.episodes for run in runs),
         speed=Interval(mean=exp(speed.mean), low=exp(speed.low), high=exp(speed.high)),
+        overlap=fmean(overlap(base) for base in sync) if runs[0].max_lag else 1.0,
         bound=fmean(bound(base, cores) for base in sync) if runs[0].max_lag else 1.0,
     )
 
@@ -106,6 +110,13 @@ def whole(curve: Curve) -> float:
 
 def end(curve: Curve) -> float:
     return fmean(curve.rewards[-max(1, len(curve.rewards) // 5) :])
+
+
+def overlap(sync: Measured) -> float:
+    """How many times as fast as this synchronous run it would be to generate and to train at once, both as slowly as
+    they were one after the other: all that asynchrony alone can give, with no more in flight."""
+    trained_s = len(sync.rewards) * (sync.step_s + sync.serve_s)
+    return sync.took_s / max(trained_s, sync.took_s - trained_s)
 
 
 def bound(sync: Measured, cores: int) -> float:

@@ -20,7 +20,7 @@ LEARNED = (
     "effective sample",
     "mean log mu - log pi",
 )
-TOOK = ("lag seen, mean (max)", "retired", "times as fast as sync", "bound")
+TOOK = ("lag seen, mean (max)", "retired", "times as fast as sync", "by overlap alone", "bound")
 
 
 def learned_table(rows: Sequence[Learned]) -> list[str]:
@@ -56,6 +56,7 @@ def _took(lag: Lag) -> tuple[str, ...]:
         f"{lag.lag_mean:.2f} ({lag.lag_max})",
         f"{lag.retired_share:.1%}",
         "" if alone else f"{lag.speed.mean:.2f} ({lag.speed.low:.2f} to {lag.speed.high:.2f})",
+        "" if alone else f"{lag.overlap:.2f}",
         "" if alone else f"{lag.bound:.2f}",
     )
 
