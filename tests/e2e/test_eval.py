@@ -30,7 +30,7 @@ def evaluate(runs: Path) -> dict[str, Any]:
 
 
 @pytest.mark.heavy
-def test_two_harnesses_are_tried_at_the_same_tasks_and_the_same_command_says_the_same_again(tmp_path: Path) -> None:
+def test_two_harnesses_are_tried_at_the_same_tasks_and_the_same_seed_says_the_same_again(tmp_path: Path) -> None:
     first = evaluate(tmp_path)
     rows = parquet.read_table(tmp_path / "both-eval" / "trials.parquet").to_pylist()
     assert [(result["harness"], result["tasks"], result["trials"]) for result in first["harnesses"]] == [
@@ -42,3 +42,6 @@ def test_two_harnesses_are_tried_at_the_same_tasks_and_the_same_command_says_the
     assert "env_characters" in dict(rows[0]["metrics"])
     assert (tmp_path / "both-eval" / "eval.html").read_text().startswith("<!doctype html>")
     assert evaluate(tmp_path) == first
+    again = evaluate(tmp_path / "elsewhere")  # nothing of the first one is read
+    assert again["harnesses"] == first["harnesses"]
+    assert again["differences"] == first["differences"]
