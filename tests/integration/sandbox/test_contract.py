@@ -5,9 +5,10 @@ import io
 import signal
 import tarfile
 import time
+from pathlib import Path
 
 import pytest
-from sandbox_drivers import CASES, Case
+from sandbox_drivers import CASES, KUBERNETES, Case
 from sandbox_fixtures import on
 
 from openforge.sandbox.contract import Box, ExecResult, PathRefused, Sandbox, SandboxDriver, SandboxLost, Terminal
@@ -474,6 +475,23 @@ async def test_an_adopted_box_is_the_one_that_was_asked_for(driver: SandboxDrive
     await box.stop()
     with pytest.raises(SandboxLost):
         driver.adopt(box, case.spec("again"))
+
+
+SHOWS_FOLDERS = on(*(case for case in CASES if case is not KUBERNETES))
+
+
+@SHOWS_FOLDERS
+async def test_a_folder_of_the_host_is_shown_read_only_also_in_the_place_of_the_sandboxs_own(
+    driver: SandboxDriver, case: Case, tmp_path: Path
+) -> None:
+    (tmp_path / "shown").mkdir(mode=0o755)
+    (tmp_path / "shown/check.sh").write_text("echo shown")
+    tmp_path.chmod(0o755)
+    for inside in ("/tests", "/opt/shown"):
+        box = await driver.create(case.spec("shows", binds={inside: str(tmp_path / "shown")}))
+        assert (await sh(box, f"sh {inside}/check.sh")).stdout == b"shown\n"
+        assert (await sh(box, f"echo x > {inside}/new; rm {inside}/check.sh")).exit_code != 0
+        await box.stop()
 
 
 # Privacy.
