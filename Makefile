@@ -70,7 +70,7 @@ daemons:
 	  || echo "dockerd or podman is missing: as root, run 'apt-get install docker.io podman runc'" >&2
 
 containers: install daemons ## the contract of sandboxes on a real dockerd and a real podman; as root on Debian, installs both
-	$(BIN)/pytest -m containers tests/integration/sandbox $(ARGS)
+	$(BIN)/pytest -m containers tests/integration/sandbox tests/e2e $(ARGS)
 
 redteam: install daemons ## attacks from within sandboxes of every driver that runs here; writes build/redteam.json
 	$(BIN)/pytest tests/redteam $(ARGS)
