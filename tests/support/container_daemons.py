@@ -65,7 +65,9 @@ class Daemons:
         killed.kill()
         killed.wait(timeout=30)
         place = self._folder / name / "api.sock"
-        for stale in (place, place.parent / "pid"):
+        own = place.parent / "exec" / "containerd" / "containerd.pid"
+        _await_death(own)
+        for stale in (place, place.parent / "pid", own):
             stale.unlink(missing_ok=True)
         self._launch(name, place)
         return killed.pid
@@ -162,6 +164,16 @@ def _podman(folder: Path, place: Path) -> tuple[list[str], dict[str, str]]:
 def _listens(place: Path) -> bool:
     with socket.socket(socket.AF_UNIX) as trial:
         return trial.connect_ex(str(place)) == 0
+
+
+def _await_death(pid_file: Path, within_s: float = 20.0) -> None:
+    """A dockerd takes its containerd with it, and the next one would wait for it in vain."""
+    if not pid_file.exists():
+        return
+    stat = Path("/proc", pid_file.read_text().strip(), "stat")
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline and stat.exists() and ") Z " not in stat.read_text():
+        time.sleep(0.05)
 
 
 def _answers(place: Path) -> bool:

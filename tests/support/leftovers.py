@@ -14,6 +14,10 @@ import msgspec
 from openforge.sandbox.process.cgroups import find_hierarchies
 
 
+OWN_NAME = "id"
+"""What a driver of containers is called, kept for its next start."""
+
+
 class Leftovers(msgspec.Struct, frozen=True, kw_only=True):
     processes: tuple[str, ...] = ()
     mounts: tuple[str, ...] = ()
@@ -34,7 +38,12 @@ def left_by(run: str, mark: str, folders: Sequence[Path], docker: Path | None = 
         mounts=tuple(line for line in Path("/proc/self/mounts").read_text().splitlines() if run in line),
         cgroups=tuple(str(place) for place in cgroups_of(run)),
         containers=tuple(_containers(run, docker)) if docker else (),
-        files=tuple(str(file) for folder in folders for file in sorted(folder.rglob("*")) if not file.is_dir()),
+        files=tuple(
+            str(file)
+            for folder in folders
+            for file in sorted(folder.rglob("*"))
+            if not file.is_dir() and file != folder / OWN_NAME
+        ),
     )
 
 
