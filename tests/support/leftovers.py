@@ -13,7 +13,6 @@ import msgspec
 
 from openforge.sandbox.process.cgroups import find_hierarchies
 
-
 OWN_NAME = "id"
 """What a driver of containers is called, kept for its next start."""
 
