@@ -36,7 +36,7 @@ class HackTask:
             tests={name: TaskFile(content=text.encode()) for name, text in tests.items()},
             reference=hack.reference,
             verify=("/bin/sh", "/tests/check.sh"),
-            verify_timeout_s=3.0,
+            verify_timeout_s=hack.check_s,
         )
 
 
