@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from openforge.learner.backends.options import torch_options, verl_options
 from openforge.runs import load_run_file
 from openforge_envs.shell.env import tasks
 from openforge_envs.shell.instances import ShellTask
@@ -16,6 +17,7 @@ def test_the_run_file_is_accepted(file: Path) -> None:
     config = load_run_file(file)
     assert config.run.name
     assert config.pacing.in_flight >= config.pacing.group_size
+    {"torch": torch_options, "verl": verl_options}[config.learner.backend](config.learner.backend_options)
 
 
 def test_the_demo_draws_from_the_kinds_with_a_foothold() -> None:
