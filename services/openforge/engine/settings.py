@@ -2,6 +2,8 @@
 
 import msgspec
 
+from openforge.bus import BadSettings
+
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """`engine_url` is where it listens: a private address, for its weight calls have no authentication.
@@ -13,7 +15,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     that of `make vllm-cpu`, or this one. `engine_waves` is in how many parts the engines of a run change their weights
     one after another: more keeps more of them sampling, and the last one samples longer from old weights;
     `wave_timeout_s` is the longest wait for the part before. Where the run file has `pacing.in_flight_least`, an
-    engine says every `measure_every_s` how busy it is: more often is more facts.
+    engine says every `measure_every_s` how busy it is: pacing changes no sooner, so more often is only more facts.
     """
 
     run: str
@@ -25,5 +27,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     weight_call_timeout_s: float = 120.0
     engine_waves: int = 1
     wave_timeout_s: float = 30.0
-    measure_every_s: float = 5.0
+    measure_every_s: float = 15.0
     home: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.measure_every_s > 0:
+            raise BadSettings(
+                f"OPENFORGE_MEASURE_EVERY_S = {self.measure_every_s} is no time to measure in: set more than 0"
+            )
