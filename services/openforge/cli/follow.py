@@ -21,10 +21,12 @@ from openforge.runs.progress import FOLDED, Progress
 
 class Watch(msgspec.Struct, kw_only=True):
     """What a display may look at while a run goes on. `note` ends it; a `remark` does not; `parting` says what Ctrl-C
-    does. `bus_gone`: the server was given up, so nothing can be told any more."""
+    does. `bus_gone`: the server was given up, so nothing can be told any more. `caught_up`: all that was told before we came is
+    folded; until then nobody can say whether the run stands still."""
 
     progress: Progress
     processes: list[Supervised]
+    caught_up: bool = False
     note: str = ""
     bus_gone: bool = False
     remark: str = ""
@@ -47,7 +49,7 @@ async def until_over(
                 return following.result()
             if stopped.is_set():
                 return StopReason.INTERRUPTED, "asked to stop"
-            if why := watch.progress.stuck(config, time.time()):
+            if watch.caught_up and (why := watch.progress.stuck(config, time.time())):
                 return StopReason.NO_PROGRESS, why
     finally:
         for task in (following, stopping):
@@ -58,15 +60,14 @@ async def until_over(
 
 async def _follow(bus: Bus, config: RunConfig, watch: Watch) -> tuple[StopReason, str]:
     """Fold the run's facts until they say that it is finished or that somebody stopped it."""
-    live = False
     async for told in bus.follow(FOLDED, run=config.run.name):
         if told is CAUGHT_UP:
-            live = True
+            watch.caught_up = True
         else:
             watch.progress.apply(told.fact, told.at)
-        if live and watch.progress.finished(config):
+        if watch.caught_up and watch.progress.finished(config):
             return StopReason.COMPLETED, ""
-        if live and watch.progress.state.phase == "stopped":
+        if watch.caught_up and watch.progress.state.phase == "stopped":
             return StopReason.INTERRUPTED, "a client stopped it"
     raise AssertionError("following a live stream does not end")
 

@@ -51,7 +51,7 @@ async def conduct_remotely(config: RunConfig, settings: BusSettings, look: Calla
         async with Bus.connect(settings, name="train") as bus:
             await join(bus, config)
             watch = Watch(progress=Progress(), processes=[], parting="Ctrl-C detaches; the run goes on")
-            reason, detail = await until_over(bus, config, watch, _remarking(run, look), stopped)
+            reason, detail = await until_over(bus, config, watch, remarking(run, look), stopped)
             if reason is StopReason.INTERRUPTED and stopped.is_set():
                 raise Detached(run, settings.url)
             if (await state_of(bus, run)).phase != "stopped":
@@ -60,9 +60,9 @@ async def conduct_remotely(config: RunConfig, settings: BusSettings, look: Calla
             return Outcome(reason=reason, detail=detail, progress=watch.progress, summary=summary)
 
 
-def _remarking(run: str, look: Callable[[Watch], None]) -> Callable[[Watch], None]:
+def remarking(run: str, look: Callable[[Watch], None]) -> Callable[[Watch], None]:
     def remark(watch: Watch) -> None:
-        watch.remark = remark_on(watch.progress, run, time.time())
+        watch.remark = remark_on(watch.progress, run, time.time()) if watch.caught_up else ""
         look(watch)
 
     return remark
