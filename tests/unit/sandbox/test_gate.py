@@ -51,7 +51,22 @@ def changed(whole: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("podman", [False, True])
 def test_what_the_driver_asks_for_passes(tmp_path: Path, podman: bool) -> None:
-    assert why_not(body(tmp_path, podman=podman), [tmp_path]) == ""
+    assert why_not(body(tmp_path, podman=podman), [tmp_path], podman=podman) == ""
+    assert why_not(body(tmp_path), [tmp_path], podman=podman) == ""
+
+
+def test_no_first_process_is_root_but_behind_podman(tmp_path: Path) -> None:
+    asked = body(tmp_path, podman=True)
+    assert "OPENFORGE_GATE_PODMAN" in why_not(asked, [tmp_path])
+    assert "CapAdd" in why_not(changed(asked, "User", "1000:1000"), [tmp_path])
+    assert "User = '0:0'" in why_not(changed(asked, "HostConfig.CapAdd", []), [tmp_path], podman=True)
+    assert "CapAdd" in why_not(changed(asked, "HostConfig.CapAdd", ["SYS_ADMIN"]), [tmp_path], podman=True)
+
+
+def test_a_runtime_passes_where_it_is_named(tmp_path: Path) -> None:
+    asked = changed(body(tmp_path), "HostConfig.Runtime", "runsc")
+    assert "name it in OPENFORGE_GATE_RUNTIMES" in why_not(asked, [tmp_path])
+    assert why_not(asked, [tmp_path], ["runsc"]) == ""
 
 
 @pytest.mark.parametrize("podman", [False, True])
@@ -121,6 +136,7 @@ class Daemon:
 
     def __init__(self) -> None:
         self.heard: list[tuple[str, str, bytes]] = []
+        self.host: dict[str, Any] = {}
         paths = ("/info", "/containers/json", "/containers/create", "/containers/{name}/start", "/images/create")
         self.app = Starlette(
             routes=[
@@ -139,7 +155,7 @@ class Daemon:
         name = request.path_params["name"]
         if name not in labels:
             return JSONResponse({"message": "No such container"}, status_code=404)
-        return JSONResponse({"Config": {"Labels": labels[name]}})
+        return JSONResponse({"Config": {"Labels": labels[name]}, "HostConfig": self.host})
 
 
 @pytest.fixture
@@ -167,6 +183,7 @@ async def gate(daemon: Daemon, tmp_path: Path) -> AsyncIterator[httpx.AsyncClien
 async def test_a_sandbox_is_made_started_seen_and_removed(
     gate: httpx.AsyncClient, daemon: Daemon, tmp_path: Path
 ) -> None:
+    daemon.host = body(tmp_path)["HostConfig"]
     made = await gate.post("/containers/create", params={"name": "mine"}, json=body(tmp_path))
     assert made.json() == {"Id": "new"}
     assert (await gate.post("/containers/mine/start")).status_code == 200
@@ -181,6 +198,32 @@ async def test_a_sandbox_is_made_started_seen_and_removed(
         "/containers/json",
     ]
     assert msgspec.json.decode(daemon.heard[0][2]) == body(tmp_path)
+
+
+@pytest.mark.parametrize("told", ["Mounts", "Binds"])
+async def test_a_folder_that_became_a_link_since_is_seen_when_the_container_is_to_start(
+    gate: httpx.AsyncClient, daemon: Daemon, tmp_path: Path, told: str
+) -> None:
+    folder = tmp_path / "shown"
+    folder.mkdir()
+    mount = {"Type": "bind", "Source": str(folder), "Target": "/x", "ReadOnly": True}
+    daemon.host = {"Mounts": [mount]} if told == "Mounts" else {"Mounts": None, "Binds": [f"{folder}:/x:ro,rbind"]}
+    assert (await gate.post("/containers/mine/start")).status_code == 200
+    folder.rmdir()
+    folder.symlink_to("/var/run")
+    reply = await gate.post("/containers/mine/start")
+    assert reply.status_code == 403
+    assert f"the folder '{folder}' may not be shown" in reply.json()["message"]
+    assert len(daemon.heard) == 1
+    assert (await gate.delete("/containers/mine")).status_code == 200
+
+
+async def test_a_container_that_the_daemon_does_not_know_is_not_started_unseen(
+    gate: httpx.AsyncClient, daemon: Daemon
+) -> None:
+    reply = await gate.post("/containers/nobody/start")
+    assert (reply.status_code, reply.json()["message"]) == (404, "No such container")
+    assert daemon.heard == []
 
 
 @pytest.mark.parametrize(

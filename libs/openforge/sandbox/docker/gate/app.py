@@ -4,7 +4,7 @@ Promises: what is refused never reaches the daemon, and says why; containers tha
 seen nor touched.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,18 @@ _CALL_S = 1800.0  # as long as an image may take to come
 
 
 class Gate:
-    """`folders` may be shown to sandboxes, read-only; `runtimes` are those that may be asked for by name."""
+    """`folders` may be shown to sandboxes, read-only; `runtimes` are those that may be asked for by name. `podman`:
+    the daemon is one, so a sandbox's first process may be root until it has given its folders away.
+    """
 
-    def __init__(self, daemon: Path, folders: Sequence[Path], runtimes: Sequence[str] = ()) -> None:
+    def __init__(
+        self, daemon: Path, folders: Sequence[Path], runtimes: Sequence[str] = (), *, podman: bool = False
+    ) -> None:
         transport = httpx.AsyncHTTPTransport(uds=str(daemon))
         self._daemon = httpx.AsyncClient(transport=transport, base_url="http://engine", timeout=_CALL_S)
         self._folders = folders
         self._runtimes = runtimes
+        self._podman = podman
 
     def app(self) -> ASGIApp:
         """Only what is spelt plainly: a path that clients would tidy up could lead where no rule looked."""
@@ -42,7 +47,7 @@ class Gate:
         return plainly
 
     def _routes(self) -> Starlette:
-        plain = [Route(path, self._pass, methods=["GET"]) for path in ("/_ping", "/info", "/version")]
+        plain = [Route(path, self._pass, methods=["GET"]) for path in ("/info", "/version")]
         images = [
             Route("/images/{name:path}/json", self._pass, methods=["GET"]),
             Route("/images/create", self._pull, methods=["POST"]),
@@ -51,7 +56,7 @@ class Gate:
             Route("/containers/json", self._list, methods=["GET"]),
             Route("/containers/create", self._create, methods=["POST"]),
             Route("/containers/{name}/json", self._of_ours, methods=["GET"]),
-            Route("/containers/{name}/start", self._of_ours, methods=["POST"]),
+            Route("/containers/{name}/start", self._start, methods=["POST"]),
             Route("/containers/{name}", self._of_ours, methods=["DELETE"]),
         ]
         return Starlette(routes=[*plain, *images, *containers])
@@ -60,11 +65,14 @@ class Gate:
         await self._daemon.aclose()
 
     async def _pass(self, request: Request, content: bytes = b"") -> Response:
+        return await self._ask(request.method, request.url.path, request.query_params, content)
+
+    async def _ask(
+        self, method: str, path: str, params: Mapping[str, str] | None = None, content: bytes = b""
+    ) -> Response:
         headers = {"Content-Type": "application/json"} if content else {}
         try:
-            reply = await self._daemon.request(
-                request.method, request.url.path, params=request.query_params, content=content, headers=headers
-            )
+            reply = await self._daemon.request(method, path, params=params, content=content, headers=headers)
         except httpx.HTTPError as error:
             return _answer(502, f"the Docker daemon does not answer: {error or type(error).__name__}")
         kind = reply.headers.get("Content-Type", "application/json")
@@ -84,24 +92,27 @@ class Gate:
 
     async def _create(self, request: Request) -> Response:
         body = _decoded(await request.body())
-        why = rules.why_not(body, self._folders, self._runtimes) if isinstance(body, dict) else "it is no JSON object"
-        if why:
+        if not isinstance(body, dict):
+            return _refused(request, "it is no JSON object")
+        if why := rules.why_not(body, self._folders, self._runtimes, podman=self._podman):
             return _refused(request, why)
         return await self._pass(request, msgspec.json.encode(body))  # what was read, not what was sent
 
-    async def _of_ours(self, request: Request) -> Response:
-        found = await self._labels(request.path_params["name"])
-        if found is not None and not rules.ours(found):
-            return _refused(request, "this container was not made by a driver of ours")
-        return await self._pass(request)
+    async def _start(self, request: Request) -> Response:
+        """Whoever owns a folder may have put a link in its place since the container was made."""
+        return await self._of_ours(request, lambda found: rules.why_not_start(found, self._folders))
 
-    async def _labels(self, name: str) -> Mapping[str, str] | None:
-        """None where the daemon knows no such container, or does not answer: it will say so itself."""
-        try:
-            reply = await self._daemon.get(f"/containers/{name}/json")
-        except httpx.HTTPError:
-            return None
-        return (reply.json()["Config"]["Labels"] or {}) if reply.status_code == 200 else None
+    async def _of_ours(self, request: Request, why_not: Callable[[Mapping[str, Any]], str] = lambda _: "") -> Response:
+        """Nothing is passed on of a container that the daemon cannot describe: its answer to that is the answer."""
+        described = await self._ask("GET", f"/containers/{request.path_params['name']}/json")
+        if described.status_code != 200:
+            return described
+        found = msgspec.json.decode(bytes(described.body))
+        if not rules.ours(found["Config"]["Labels"]):
+            return _refused(request, "this container was not made by a driver of ours")
+        if why := why_not(found):
+            return _refused(request, why)
+        return await self._pass(request)
 
 
 def _decoded(raw: bytes) -> Any:

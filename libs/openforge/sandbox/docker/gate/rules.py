@@ -34,9 +34,19 @@ _BIND = {"Type", "Source", "Target", "ReadOnly"}
 _MEMORY = {"Type", "Target", "TmpfsOptions"}
 
 
-def why_not(body: Mapping[str, Any], folders: Sequence[Path], runtimes: Sequence[str] = ()) -> str:
-    """Why a container of this body may not be made; empty where it may."""
-    return next(_faults(body, folders, runtimes), "")
+def why_not(
+    body: Mapping[str, Any], folders: Sequence[Path], runtimes: Sequence[str] = (), *, podman: bool = False
+) -> str:
+    """Why a container of this body may not be made; empty where it may. `podman`: its first process may be root."""
+    return next(_faults(body, folders, runtimes, podman), "")
+
+
+def why_not_start(found: Mapping[str, Any], folders: Sequence[Path]) -> str:
+    """Why a container that the daemon describes so may not be started: a folder that it shows leads elsewhere now."""
+    host = found.get("HostConfig") or {}
+    shown = [mount["Source"] for mount in host.get("Mounts") or [] if mount["Type"] != "tmpfs"]
+    shown += [bind.partition(":")[0] for bind in host.get("Binds") or []]  # Podman tells them here
+    return next(_shown(shown, folders), "")
 
 
 def plain(path: str) -> bool:
@@ -55,7 +65,7 @@ def only_ours(filters: Mapping[str, Any]) -> bool:
     return bool(named) and all(isinstance(label, str) and label.startswith(f"{LABEL}home=") for label in named)
 
 
-def _faults(body: Mapping[str, Any], folders: Sequence[Path], runtimes: Sequence[str]) -> Iterator[str]:
+def _faults(body: Mapping[str, Any], folders: Sequence[Path], runtimes: Sequence[str], podman: bool) -> Iterator[str]:
     host = body.get("HostConfig")
     if not isinstance(host, dict):
         yield "HostConfig is missing"
@@ -66,9 +76,9 @@ def _faults(body: Mapping[str, Any], folders: Sequence[Path], runtimes: Sequence
     yield from (f"HostConfig.{name} has to be a limit" for name in _LIMITS if not _limit(host.get(name)))
     if not ours(body.get("Labels")):
         yield f"Labels have to name {LABEL}sandbox"
-    yield from _rights(body.get("User"), host.get("CapAdd") or [])
+    yield from _rights(body.get("User"), host.get("CapAdd") or [], podman)
     if host.get("Runtime", "") not in ("", *runtimes):
-        yield f"HostConfig.Runtime = {host['Runtime']!r} is none that may be used"
+        yield f"HostConfig.Runtime = {host['Runtime']!r} is none that may be used: name it in OPENFORGE_GATE_RUNTIMES"
     for mount in host.get("Mounts") or []:
         yield from _mount(mount, folders)
 
@@ -77,12 +87,13 @@ def _limit(value: Any) -> bool:
     return isinstance(value, int) and value > 0
 
 
-def _rights(user: Any, added: Sequence[str]) -> Iterator[str]:
-    """An ordinary user; or, where the init has to give folders away first, root with just what that takes."""
-    if not set(added) <= set(TO_GIVE_FOLDERS_AWAY):
-        yield f"HostConfig.CapAdd = {list(added)!r} is more than the driver asks for"
-    if user != "1000:1000" and not (user == "0:0" and added):
-        yield f"User = {user!r} has to be 1000:1000"
+def _rights(user: Any, added: Sequence[str], podman: bool) -> Iterator[str]:
+    """An ordinary user; or, for Podman, where the init gives folders away first, root with just what that takes."""
+    hint = "" if podman else ", or set OPENFORGE_GATE_PODMAN where the daemon is Podman"
+    if not set(added) <= set(TO_GIVE_FOLDERS_AWAY if podman else ()):
+        yield f"HostConfig.CapAdd = {list(added)!r} is more than the driver asks for{hint}"
+    if user != "1000:1000" and not (podman and user == "0:0" and added):
+        yield f"User = {user!r} has to be 1000:1000{hint}"
 
 
 def _mount(mount: Any, folders: Sequence[Path]) -> Iterator[str]:
@@ -90,10 +101,15 @@ def _mount(mount: Any, folders: Sequence[Path]) -> Iterator[str]:
         case {"Type": "tmpfs", "Target": str()} if mount.keys() <= _MEMORY:
             return
         case {"Type": "bind", "Source": str(source), "Target": str(), "ReadOnly": True} if mount.keys() <= _BIND:
-            if not any(below(source, folder) for folder in folders):
-                yield f"the folder {source!r} may not be shown to a sandbox"
+            yield from _shown([source], folders)
         case _:
             yield f"HostConfig.Mounts: {mount!r} is no memory folder and no read-only folder"
+
+
+def _shown(sources: Sequence[str], folders: Sequence[Path]) -> Iterator[str]:
+    for source in sources:
+        if not any(below(source, folder) for folder in folders):
+            yield f"the folder {source!r} may not be shown to a sandbox"
 
 
 def below(source: str, folder: Path) -> bool:

@@ -20,13 +20,15 @@ _CLOSING_S = 5
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """`gate_socket` is where it listens, `gate_daemon` the socket of the Docker daemon. `gate_folders` are the folders
     below which a sandbox may be shown something, read-only; they are at the same paths on the daemon's host.
-    `gate_runtimes` are OCI runtimes that may be asked for.
+    `gate_runtimes` are OCI runtimes that may be asked for. `gate_podman`: the daemon is Podman, so a sandbox's first
+    process may be root, with what it takes to give its folders away.
     """
 
     gate_socket: Path
     gate_folders: tuple[Path, ...]
     gate_daemon: Path = Path("/var/run/docker.sock")
     gate_runtimes: tuple[str, ...] = ()
+    gate_podman: bool = False
 
 
 def main() -> None:
@@ -43,7 +45,7 @@ def main() -> None:
 async def _serve(settings: Settings) -> None:
     stop = asyncio.Event()
     listen_for_signals(stop)
-    gate = Gate(settings.gate_daemon, settings.gate_folders, settings.gate_runtimes)
+    gate = Gate(settings.gate_daemon, settings.gate_folders, settings.gate_runtimes, podman=settings.gate_podman)
     server = _Server(_config(gate))
     serving = asyncio.create_task(server.serve(sockets=[_listening(settings.gate_socket)]))
     writing = asyncio.create_task(health.keep_writing())
