@@ -21,8 +21,8 @@ from openforge.runs.progress import FOLDED, Progress
 
 class Watch(msgspec.Struct, kw_only=True):
     """What a display may look at while a run goes on. `note` ends it; a `remark` does not; `parting` says what Ctrl-C
-    does. `bus_gone`: the server was given up, so nothing can be told any more. `caught_up`: all that was told before we came is
-    folded; until then nobody can say whether the run stands still."""
+    does. `bus_gone`: the server was given up, so nothing can be told any more. `caught_up`: all that was told before we
+    came is folded; until then nobody can say whether the run stands still."""
 
     progress: Progress
     processes: list[Supervised]
