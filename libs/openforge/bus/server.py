@@ -98,6 +98,11 @@ def _from_wheel() -> Path | None:
     return next((Path(str(file.locate())).resolve() for file in files if file.name.startswith("nats-server")), None)
 
 
+def server_env() -> dict[str, str]:
+    """What nats-server needs of our environment, which may hold keys that are not for it."""
+    return {"PATH": os.environ.get("PATH", os.defpath)}
+
+
 def free_port(host: str = "127.0.0.1") -> int:
     with socket.socket() as probe:
         probe.bind((host, 0))
@@ -130,6 +135,7 @@ class NatsServer:
                 find_binary(),
                 "-c",
                 str(file),
+                env=server_env(),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

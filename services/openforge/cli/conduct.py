@@ -14,7 +14,7 @@ import msgspec
 
 from openforge.bus import CAUGHT_UP, Bus, Told
 from openforge.bus.permissions import OPERATOR
-from openforge.bus.server import ServerConfig, find_binary
+from openforge.bus.server import ServerConfig, find_binary, server_env
 from openforge.cli.finish import write_summary_and_report
 from openforge.cli.follow import Watch, signals, until_over
 from openforge.cli.home import Home
@@ -144,7 +144,7 @@ def _server_spec(home: Home, ports: Ports) -> Spec:
     return Spec(
         name="nats",
         argv=(find_binary(), "-c", str(file)),
-        env=dict(os.environ),
+        env=server_env(),
         log=home.logs / "nats.log",
         before_exec=die_with_parent,
     )
