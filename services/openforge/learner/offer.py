@@ -6,6 +6,7 @@ Promises: its address stays the same while the learner lives; where it cannot be
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import os
 import socket
 import sys
@@ -48,13 +49,23 @@ class Offer:
 
 
 def _address(listen: str) -> str:
-    """HOST:PORT, with a free port where the port is 0."""
+    """HOST:PORT, with a free port where the port is 0. Raises `BackendRefused` where nobody could meet there."""
     host, _, port = listen.rpartition(":")
-    if port != "0":
-        return listen
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return f"{host}:{probe.getsockname()[1]}"
+    refused = BackendRefused(
+        f"OPENFORGE_BROADCAST_LISTEN = {listen!r}: use HOST:PORT that engines can reach, with a free port"
+    )
+    if not (host and port.isdecimal()):
+        raise refused
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, int(port)))
+        except (OSError, OverflowError, UnicodeError) as error:
+            raise refused from error
+        at, free = probe.getsockname()[:2]
+    if ipaddress.ip_address(at.partition("%")[0]).is_unspecified:  # every address of this host is none to be called at
+        raise refused
+    return f"{host}:{free}"
 
 
 def _first_device() -> str:

@@ -5,6 +5,7 @@ import contextlib
 import importlib.util
 import os
 import signal
+import socket
 import sys
 import threading
 from pathlib import Path
@@ -134,7 +135,19 @@ def test_without_a_gpu_nccl_is_refused_and_with_folders_nothing_is_offered(tmp_p
     with pytest.raises(BackendRefused, match=r'engine\.weight_path = "nccl": torch sees no CUDA device'):
         Offer(config(EngineSection(kind="vllm", weight_path="nccl")), tmp_path, "127.0.0.1:0")
     assert Offer(config(EngineSection()), tmp_path, "127.0.0.1:0").address == ""
-    assert Offer(config(EngineSection(kind="vllm", weight_path="gloo")), tmp_path, "host:29").address == "host:29"
+
+
+def test_an_address_at_which_no_engine_could_meet_the_learner_is_refused(tmp_path: Path) -> None:
+    gloo = config(EngineSection(kind="vllm", weight_path="gloo"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        used = taken.getsockname()[1]
+        for listen in ("", ":0", "127.0.0.1", "127.0.0.1:x", "127.0.0.1:70000", "0.0.0.0:0", "0:0", "*:0", ":::0"):
+            with pytest.raises(BackendRefused, match="with a free port") as refused:
+                Offer(gloo, tmp_path, listen)
+            assert f"OPENFORGE_BROADCAST_LISTEN = {listen!r}: use HOST:PORT" in str(refused.value)
+        with pytest.raises(BackendRefused, match=f"'127.0.0.1:{used}'"):
+            Offer(gloo, tmp_path, f"127.0.0.1:{used}")
+    assert Offer(gloo, tmp_path, f"127.0.0.1:{used}").address == f"127.0.0.1:{used}"
 
 
 def config(engine: EngineSection) -> RunConfig:
