@@ -21,6 +21,7 @@ from openforge.service import settings_from_env
 from openforge.verifier.settings import Settings as Verifier
 
 FOLDER = Path(__file__).parents[3] / "deploy" / "compose"
+DOCS = FOLDER.parents[1] / "docs"
 SETTINGS: dict[str, type[msgspec.Struct]] = {
     "scheduler": Scheduler,
     "proxy": Proxy,
@@ -34,7 +35,7 @@ SETTINGS: dict[str, type[msgspec.Struct]] = {
 ROLE_OF = {name: name.replace("-", "_").removesuffix("_gpu") for name in SETTINGS if name != "gate"}
 ROLE_OF |= {"metrics": "metrics", "streams": OPERATOR, "cli": OPERATOR}
 OF_ALL = {"OPENFORGE_RUN", "OPENFORGE_LOG_LEVEL", "OPENFORGE_METRICS_LISTEN"}
-_VARIABLE = re.compile(r"\$\{([A-Z_]+)(?::([-?])([^}]*))?\}")
+_VARIABLE = re.compile(r"\$\{([A-Z_]+)(?:(:?[-?])([^}]*))?\}")
 
 
 def example() -> dict[str, str]:
@@ -42,20 +43,23 @@ def example() -> dict[str, str]:
     return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
 
 
-def filled(value: Any) -> Any:
-    """As compose reads it, with the example's variables."""
-    known = example()
+def filled(value: Any, known: dict[str, str]) -> Any:
+    """As compose reads it: a default after a colon stands for what is empty too."""
+
+    def found(variable: re.Match[str]) -> str:
+        name, kind, default = variable.groups("")
+        told = known.get(name, "")
+        return told if told or (name in known and not kind.startswith(":")) else default
+
     if isinstance(value, dict):
-        return {key: filled(inner) for key, inner in value.items()}
+        return {key: filled(inner, known) for key, inner in value.items()}
     if isinstance(value, list):
-        return [filled(inner) for inner in value]
-    if isinstance(value, str):
-        return _VARIABLE.sub(lambda found: known.get(found[1], found[3] or ""), value)
-    return value
+        return [filled(inner, known) for inner in value]
+    return _VARIABLE.sub(found, value) if isinstance(value, str) else value
 
 
 TEXT = (FOLDER / "compose.yaml").read_text()
-SERVICES: dict[str, dict[str, Any]] = filled(yaml.safe_load(TEXT))["services"]
+SERVICES: dict[str, dict[str, Any]] = filled(yaml.safe_load(TEXT), example())["services"]
 
 
 def mounts_of(service: str) -> Iterator[tuple[str, str, str]]:
@@ -132,7 +136,25 @@ def test_files_that_are_shown_to_containers_are_in_the_repository() -> None:
 def test_the_example_names_only_variables_that_are_read_and_every_one_without_a_default() -> None:
     read = {found[1]: found[2] for found in _VARIABLE.finditer(TEXT)}
     assert example().keys() <= {*read, "COMPOSE_PROFILES"}
-    assert {name for name, kind in read.items() if kind == "?"} <= example().keys()
+    assert {name for name, kind in read.items() if kind == ":?"} <= example().keys()
+
+
+@pytest.mark.parametrize(
+    ("told", "made"), [({}, "tiny"), ({"OPENFORGE_MODEL": ""}, ""), ({"OPENFORGE_MODEL": "m"}, "m")]
+)
+def test_no_model_is_made_where_the_variable_is_empty(told: dict[str, str], made: str) -> None:
+    command = filled(yaml.safe_load(TEXT)["services"]["model"]["command"], told)
+    assert command[-1] == f"test -z '{made}' || python -m openforge.models '{made}'"
+
+
+def test_models_are_copied_by_the_service_that_may_write_them() -> None:
+    (told,) = re.findall(r"docker compose cp FOLDER ([a-z-]+):/models/", (DOCS / "deploy-compose.md").read_text())
+    assert ("models", "/models", "") in mounts_of(told)
+
+
+def test_runtimes_that_are_named_reach_the_gate() -> None:
+    told = filled(yaml.safe_load(TEXT)["services"]["gate"]["environment"], {"OPENFORGE_GATE_RUNTIMES": "runsc,kata"})
+    assert settings_from_env(Gate, told).gate_runtimes == ("runsc", "kata")
 
 
 def test_prometheus_looks_at_services_that_are_there_and_traces_end_in_exporters_that_are_configured() -> None:
