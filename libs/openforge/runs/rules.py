@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from openforge.env.registry import BadEnvironment, NoSuchEnvironment, load_environment
+from openforge.env.task_file import BadTask
 from openforge.protos import BadKey, token
 from openforge.runs.algorithm_rules import algorithm_problems
 from openforge.runs.config import RunConfig
@@ -124,7 +125,8 @@ def environment_problems(config: RunConfig) -> list[str]:
     asked = config.environment
     try:
         module = load_environment(asked.name)
-    except (NoSuchEnvironment, BadEnvironment) as error:
+        known = [template.id for template in module.tasks()]
+    except (NoSuchEnvironment, BadEnvironment, BadTask) as error:
         return [f"environment.name = {shown(asked.name)} cannot be used: {error}"]
     problems = []
     named = [
@@ -133,7 +135,6 @@ def environment_problems(config: RunConfig) -> list[str]:
     ]
     known_harnesses = list(module.HARNESSES)
     problems += [_not_among(path, name, known_harnesses) for path, name in named if name not in known_harnesses]
-    known = [template.id for template in module.tasks()]
     problems += [_not_among("environment.tasks", task, known) for task in asked.tasks if task not in known]
     return problems
 

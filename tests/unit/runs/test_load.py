@@ -239,3 +239,11 @@ def test_a_run_against_an_endpoint_needs_no_model_and_trains_nothing(folder: Pat
     assert 'engine.url = "" is empty: name one' in problems(folder, head + rest + '[engine]\nkind = "endpoint"\n')
     judge = problems(folder, head + rest + ENDPOINT + '[judge]\nurl = "http://j/v1"\n')
     assert 'judge.model = "" is empty: name the model that judges at judge.url = "http://j/v1"' in judge
+
+
+def test_tasks_that_cannot_be_read_are_a_problem_of_the_environment(folder: Path) -> None:
+    refuses = "from openforge.env.task_file import BadTask\n\ndef tasks():\n    raise BadTask('/typo holds no task')\n"
+    (folder / "env.py").write_text(ENVIRONMENT + refuses)
+    told = problems(folder)
+    assert told.startswith("environment.name = ")
+    assert told.endswith("cannot be used: /typo holds no task")
