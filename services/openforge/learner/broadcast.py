@@ -1,8 +1,8 @@
 """Weights as a broadcast: `python -m openforge.learner.broadcast --root WEIGHTS --listen HOST:PORT --transport nccl`.
 
-Promises: what is sent is a published folder, under the digest of its manifest, or a refusal; a server that vanishes in
-the middle costs its own link and nothing else. It reads folders and knows nothing of training, so it is a process of
-its own: where NCCL ends it, the learner is not touched and starts another.
+Promises: what is sent is a published folder, hashed and found to be what its digest stands for, or a refusal; a server
+that vanishes in the middle costs its own link and nothing else. It reads folders and knows nothing of training, so it
+is a process of its own: where NCCL ends it, the learner is not touched and starts another.
 
 The receiving end, and what the two say to each other, is `openforge_vllm.broadcast`, which runs in vLLM's interpreter.
 """
@@ -21,10 +21,10 @@ from typing import Any
 import msgspec
 import torch
 import torch.distributed as dist
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from openforge.service import die_with_parent, log, set_up_logs
-from openforge.weights import MANIFEST, WEIGHTS, BadWeights
+from openforge.weights import MANIFEST, WEIGHTS, BadWeights, check
 from openforge.weights.manifest import digest_of, manifest_bytes
 
 BUCKET_BYTES = 256 << 20
@@ -61,11 +61,31 @@ def buckets_of(tensors: Iterable[tuple[str, str, tuple[int, ...], int]], most: i
     return [*buckets, Bucket(at, tuple(entries))] if entries else buckets
 
 
+class Shelf:
+    """The published folders, each hashed once, however many links ask for it."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._checked: set[tuple[Path, str]] = set()
+        self._one_at_a_time = threading.Lock()
+
+    def checked(self, digest: str) -> Path:
+        """The folder that this digest stands for; raises `BadWeights`."""
+        folder = folder_of(self._root, digest)
+        if folder is None:
+            raise BadWeights(f"no folder of {self._root} has this manifest")
+        with self._one_at_a_time:
+            if (folder, digest) not in self._checked:
+                check(folder, digest)
+                self._checked.add((folder, digest))
+        return folder
+
+
 class Sender:
     """One link: a process group of this process and all workers of one server."""
 
-    def __init__(self, root: Path, transport: str, address: str, link: str, world: int, bucket_bytes: int) -> None:
-        self._root, self._link, self._bucket_bytes = root, link, bucket_bytes
+    def __init__(self, shelf: Shelf, transport: str, address: str, link: str, world: int, bucket_bytes: int) -> None:
+        self._shelf, self._link, self._bucket_bytes = shelf, link, bucket_bytes
         self._store = _store_at(address)
         self._device = torch.device("cuda" if transport == "nccl" else "cpu")
         self._group = _group(transport, dist.PrefixStore(link, self._store), world)
@@ -79,13 +99,15 @@ class Sender:
 
     def _send(self, digest: str) -> None:
         began = time.monotonic()
-        folder = folder_of(self._root, digest)
-        if folder is None:
-            self._header({"digest": digest, "refused": f"no folder of {self._root} has this manifest"})
-            log.warning("weights refused", link=self._link, digest=digest[:12])
+        try:
+            folder = self._shelf.checked(digest)
+            opened = safe_open(folder / WEIGHTS, framework="pt", device="cpu")
+            buckets = buckets_of(_stated(opened), self._bucket_bytes)
+        except (BadWeights, OSError, SafetensorError) as error:
+            self._header({"digest": digest, "refused": str(error)})
+            log.warning("weights refused", link=self._link, digest=digest[:12], why=str(error))
             return
-        with safe_open(folder / WEIGHTS, framework="pt", device="cpu") as weights:
-            buckets = buckets_of(_stated(weights), self._bucket_bytes)
+        with opened as weights:
             self._header({"digest": digest, "buckets": msgspec.to_builtins(buckets)})
             for bucket in buckets:
                 self._broadcast(_packed(weights, bucket))
@@ -150,10 +172,10 @@ def _when_set(store: dist.Store, key: str) -> bytes:
     return bytes(store.get(key))
 
 
-def _link(root: Path, transport: str, address: str, asked: dict[str, Any], bucket_bytes: int) -> None:
+def _link(shelf: Shelf, transport: str, address: str, asked: dict[str, Any], bucket_bytes: int) -> None:
     log.info("linking", **asked)
     try:
-        Sender(root, transport, address, asked["link"], asked["world"], bucket_bytes).serve()
+        Sender(shelf, transport, address, asked["link"], asked["world"], bucket_bytes).serve()
     except RuntimeError as error:  # the boundary to torch: the server at the other end is gone
         log.warning("link ended", link=asked["link"], why=str(error).splitlines()[0])
 
@@ -169,10 +191,11 @@ def main() -> None:
     die_with_parent()
     master = _store_at(options.listen, master=True)
     log.info("ready", address=options.listen, transport=options.transport)
+    shelf = Shelf(options.root)
     number = 1
     while True:
         asked = json.loads(_when_set(master, f"link/{number}"))
-        arguments = (options.root, options.transport, options.listen, asked, options.bucket_bytes)
+        arguments = (shelf, options.transport, options.listen, asked, options.bucket_bytes)
         threading.Thread(target=_link, args=arguments, daemon=True).start()
         number += 1
 

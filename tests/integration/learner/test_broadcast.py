@@ -99,6 +99,28 @@ def test_a_version_that_is_not_there_is_refused_and_the_next_one_comes(receiving
         assert same(received, written)
 
 
+def test_bytes_that_are_not_those_of_the_manifest_are_refused_and_the_link_lives(
+    receiving: ModuleType, tmp_path: Path
+) -> None:
+    bad, torn, good = (publish(tmp_path / "w", tiny(tmp_path / f"m{seed}", seed=seed), seed) for seed in range(3))
+    flip_last_byte(bad.path / "model.safetensors")
+    (torn.path / "model.safetensors").write_bytes(b"torn")
+    with sender(tmp_path / "w", bucket_bytes=1 << 20) as address:
+        workers = Workers(receiving, address, "one", 1)
+        for written, why in ((bad, "sha256"), (torn, str(torn.path)), (bad, "sha256")):
+            (refused,) = workers.receive(written.digest)
+            assert isinstance(refused, receiving.Refused)
+            assert why in str(refused)
+        (received,) = workers.receive(good.digest)
+        assert same(received, good)
+
+
+def flip_last_byte(path: Path) -> None:
+    data = path.read_bytes()
+    path.unlink()  # it may be a second name of the model's own
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+
+
 def test_tensors_are_packed_in_their_order_aligned_and_none_is_cut() -> None:
     tensors = [
         ("a", "bfloat16", (3,), 6),
