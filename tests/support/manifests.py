@@ -64,13 +64,16 @@ def container_of(workload: Object) -> Object:
 def environment_of(
     workload: Object, objects: tuple[Object, ...], fields: Mapping[str, str], services: Mapping[str, str] = {}
 ) -> dict[str, str]:
-    """As a kubelet makes it: config maps first, then variables in order, `$(NAME)` by what is known by then.
+    """As a kubelet makes it: config maps first, then variables in order, `$(NAME)` by what is known by then. Secrets
+    that may be absent are.
 
     `fields` are those of the downward API (`metadata.name`), `services` what service links would add.
     """
     container = container_of(workload)
     made: dict[str, str] = {}
     for source in container.get("envFrom", ()):
+        if source.get("secretRef", {}).get("optional"):
+            continue
         (named,) = (
             found for found in of_kind(objects, "ConfigMap") if name_of(found) == source["configMapRef"]["name"]
         )

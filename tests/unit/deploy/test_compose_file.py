@@ -152,6 +152,12 @@ def test_models_are_copied_by_the_service_that_may_write_them() -> None:
     assert ("models", "/models", "") in mounts_of(told)
 
 
+def test_the_key_of_a_judge_reaches_the_verifier_alone_and_is_in_no_commit() -> None:
+    files = {name: service["env_file"] for name, service in SERVICES.items() if "env_file" in service}
+    assert files == {"verifier": [{"path": "./verifier.env", "required": False}]}
+    assert "/deploy/compose/verifier.env" in (DOCS.parent / ".gitignore").read_text().splitlines()
+
+
 def test_runtimes_that_are_named_reach_the_gate() -> None:
     told = filled(yaml.safe_load(TEXT)["services"]["gate"]["environment"], {"OPENFORGE_GATE_RUNTIMES": "runsc,kata"})
     assert settings_from_env(Gate, told).gate_runtimes == ("runsc", "kata")

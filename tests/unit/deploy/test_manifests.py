@@ -155,7 +155,9 @@ def test_what_runs_for_long_is_probed(objects: tuple[Object, ...]) -> None:
                 }
 
 
-def test_secrets_are_files_that_others_cannot_read_and_no_variable_holds_one(objects: tuple[Object, ...]) -> None:
+def test_secrets_are_files_that_others_cannot_read_and_no_variable_holds_one_but_a_judges_key(
+    objects: tuple[Object, ...],
+) -> None:
     assert not list(of_kind(objects, "Secret"))
     for workload in workloads(objects):
         for volume in pod_of(workload)["volumes"]:
@@ -163,6 +165,9 @@ def test_secrets_are_files_that_others_cannot_read_and_no_variable_holds_one(obj
                 assert volume["secret"]["defaultMode"] & 0o007 == 0
         for variable in container_of(workload).get("env", ()):
             assert "secretKeyRef" not in variable.get("valueFrom", {})
+        told = [source["secretRef"] for source in container_of(workload).get("envFrom", ()) if "secretRef" in source]
+        judge = {"name": "verifier-env", "optional": True}
+        assert told == ([judge] if name_of(workload) == "verifier" else [])
 
 
 def test_each_client_of_the_bus_has_the_seed_of_its_own_role(objects: tuple[Object, ...]) -> None:
