@@ -16,6 +16,10 @@ from openforge.sandbox.contract import Sandbox, SandboxLimits
 from openforge.sandbox.services import Service
 
 
+class BadTask(ValueError):
+    """A task folder cannot be used; the message names file, field, value and way out."""
+
+
 class LlmArgs(msgspec.Struct, frozen=True, kw_only=True):
     """How the agent reaches the policy. `api_key` is this attempt's own, short-lived key."""
 

@@ -11,9 +11,11 @@ from typing import Any, TypeVar
 import msgspec
 import yaml
 
-from openforge.env.contract import RewardRule
+from openforge.env.contract import BadTask, RewardRule
 from openforge.env.variables import BadVariables, Variable, WordList, check_variables, check_words
 from openforge.sandbox.services import Service, wrong_with
+
+__all__ = ["SCHEMA_VERSION", "BadTask", "TaskSpec", "read_task_file", "read_words", "read_yaml"]
 
 SCHEMA_VERSION = 1
 
@@ -21,10 +23,6 @@ T = TypeVar("T")
 
 _TASK_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
-
-class BadTask(ValueError):
-    """A task folder cannot be used; the message names file, field, value and way out."""
 
 
 class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
+from openforge.env.contract import BadTask
 from openforge.env.registry import BadEnvironment, NoSuchEnvironment, load_environment
-from openforge.env.task_file import BadTask
 from openforge.protos import BadKey, token
 from openforge.runs.algorithm_rules import algorithm_problems
 from openforge.runs.config import RunConfig

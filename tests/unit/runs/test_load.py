@@ -1,5 +1,8 @@
 """Run files: accepted whole, or refused with every reason at once."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -242,8 +245,15 @@ def test_a_run_against_an_endpoint_needs_no_model_and_trains_nothing(folder: Pat
 
 
 def test_tasks_that_cannot_be_read_are_a_problem_of_the_environment(folder: Path) -> None:
-    refuses = "from openforge.env.task_file import BadTask\n\ndef tasks():\n    raise BadTask('/typo holds no task')\n"
+    refuses = "from openforge.env.contract import BadTask\n\ndef tasks():\n    raise BadTask('/typo holds no task')\n"
     (folder / "env.py").write_text(ENVIRONMENT + refuses)
     told = problems(folder)
     assert told.startswith("environment.name = ")
     assert told.endswith("cannot be used: /typo holds no task")
+
+
+def test_services_that_have_no_yaml_can_read_a_configuration() -> None:
+    code = "import sys, openforge.runs; print('yaml' in sys.modules)"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    ran = subprocess.run((sys.executable, "-c", code), env=env, capture_output=True, text=True, check=True, timeout=120)
+    assert ran.stdout.strip() == "False"
