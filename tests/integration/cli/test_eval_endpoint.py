@@ -37,7 +37,7 @@ def evaluate(argv: Sequence[str]) -> Result:
             200,
             "engine.url = 'http://127.0.0.1:9/v1': it cannot",
         ),
-        (("--endpoint", "URL"), 200, 'engine.model = "" is empty'),
+        (("--endpoint", "URL"), 200, "--endpoint without --model: name the model"),
         (("--endpoint", "URL", "--model", "m", "--version", "r@1"), 200, "with an endpoint: it serves its own model"),
     ],
 )
@@ -60,3 +60,8 @@ def test_a_model_that_is_not_listed_is_answered_with_those_that_are() -> None:
     assert done.exit_code == 2
     assert "engine.model = 'huge': the endpoint does not list it: it has small, large" in done.stderr
     assert not chat.requests
+
+
+def test_the_help_says_what_an_endpoint_takes_the_place_of() -> None:
+    done = CliRunner().invoke(app, ["eval", "--help"])
+    assert "takes the place of the section `engine`" in " ".join(done.stdout.split())

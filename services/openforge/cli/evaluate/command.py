@@ -56,13 +56,16 @@ def evaluate(
     `evaluation.heldout_episodes` tasks x `evaluation.trials` trials x `evaluation.harnesses`, at the run's sampling.
     Each harness is a run of its own, `<name>-eval-<harness>`, with an engine of its own, so this works beside a
     training run; eval.json, eval.html and trials.parquet go to `<name>-eval`. The same command resumes, and the
-    same seed draws the same tasks. `--endpoint` takes the place of `[engine]`: a model that somebody else serves.
+    same seed draws the same tasks. `--endpoint` takes the place of the section `engine`: a model that somebody else
+    serves.
     ClawEval's pass@3 and pass^3: openforge eval examples/claw-eval.toml.
     """
     from openforge.cli.evaluate.outcome import lines, write_outcome  # slow to import
 
     if (model or key_env) and not endpoint:
         fail("--model and --key-env belong to --endpoint: name its URL", BAD_USE)
+    if endpoint and not model:
+        fail("--endpoint without --model: name the model that answers there", BAD_USE)
     config, name = load(run_file, [*(overrides or ()), *overrides_for(endpoint, model, key_env)]), ""
     try:
         config, name = _pinned(config, version)
