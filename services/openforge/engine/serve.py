@@ -9,6 +9,8 @@ import os
 import secrets
 from pathlib import Path
 
+import msgspec
+
 from openforge.bus import CAUGHT_UP, AlreadyTold, Bus, Cursors, tracing
 from openforge.engine.backend import Backend, Outcome
 from openforge.engine.measuring import Meter
@@ -44,7 +46,7 @@ class Engine:
 
     def __init__(self, settings: Settings, bus: Bus) -> None:
         self.name = settings.engine_name or f"engine-{os.getpid()}-{secrets.token_hex(4)}"
-        self._settings = settings
+        self._settings = msgspec.structs.replace(settings, engine_name=self.name)
         self._bus = bus
         self._newest = Newest()
         self._fleet = Fleet(self.name, settings.engine_waves)

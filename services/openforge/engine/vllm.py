@@ -106,6 +106,7 @@ class VllmBackend:
             "world": 1 + self._workers,
             "transport": transport,
             "digest": digest,
+            "engine": self._settings.engine_name,
         }
 
     async def _carry(self, folder: Path, digest: str, version: int, broadcast: dict[str, Any] | None) -> float:

@@ -90,11 +90,11 @@ class Sender:
         self._device = torch.device("cuda" if transport == "nccl" else "cpu")
         self._group = _group(transport, dist.PrefixStore(link, self._store), world)
 
-    def serve(self) -> None:
-        """Version after version, as they are asked for, until the group breaks."""
+    def serve(self, ended: threading.Event) -> None:
+        """Version after version, as they are asked for, until the group breaks or `ended` is set."""
         number = 1
-        while True:
-            self._send(_when_set(self._store, f"ask/{self._link}/{number}").decode())
+        while asked := _taken(self._store, f"ask/{self._link}/{number}", ended):
+            self._send(asked.decode())
             number += 1
 
     def _send(self, digest: str) -> None:
@@ -166,16 +166,24 @@ def _store_at(address: str, *, master: bool = False) -> dist.TCPStore:
     return dist.TCPStore(host, int(port), is_master=master, timeout=TIMEOUT, wait_for_workers=False)
 
 
-def _when_set(store: dist.Store, key: str) -> bytes:
+def _taken(store: dist.Store, key: str, ended: threading.Event) -> bytes:
+    """What was set there, once it was, and no longer is; empty where `ended` came before."""
     while not store.check([key]):
-        time.sleep(_LOOK_EVERY_S)
-    return bytes(store.get(key))
+        if ended.wait(_LOOK_EVERY_S):
+            return b""
+    value = bytes(store.get(key))
+    store.delete_key(key)
+    return value
 
 
-def _link(shelf: Shelf, transport: str, address: str, asked: dict[str, Any], bucket_bytes: int) -> None:
+def _link(
+    shelf: Shelf, transport: str, address: str, asked: dict[str, Any], bucket_bytes: int, ended: threading.Event
+) -> None:
+    """The process group goes with this frame."""
     log.info("linking", **asked)
     try:
-        Sender(shelf, transport, address, asked["link"], asked["world"], bucket_bytes).serve()
+        Sender(shelf, transport, address, asked["link"], asked["world"], bucket_bytes).serve(ended)
+        log.info("link ended", link=asked["link"], why="its engine has another")
     except RuntimeError as error:  # the boundary to torch: the server at the other end is gone
         log.warning("link ended", link=asked["link"], why=str(error).splitlines()[0])
 
@@ -192,10 +200,17 @@ def main() -> None:
     master = _store_at(options.listen, master=True)
     log.info("ready", address=options.listen, transport=options.transport)
     shelf = Shelf(options.root)
+    never = threading.Event()
+    links: dict[str, threading.Event] = {}
     number = 1
     while True:
-        asked = json.loads(_when_set(master, f"link/{number}"))
-        arguments = (shelf, options.transport, options.listen, asked, options.bucket_bytes)
+        asked = json.loads(_taken(master, f"link/{number}", never))
+        ended = threading.Event()
+        if engine := asked["engine"]:  # a server that was started anew: the one before has no use for its link
+            if engine in links:
+                links[engine].set()
+            links[engine] = ended
+        arguments = (shelf, options.transport, options.listen, asked, options.bucket_bytes, ended)
         threading.Thread(target=_link, args=arguments, daemon=True).start()
         number += 1
 

@@ -44,9 +44,9 @@ def receiving() -> ModuleType:
 class Workers:
     """All workers of one server, each in a thread of its own."""
 
-    def __init__(self, receiving: ModuleType, address: str, link: str, count: int) -> None:
+    def __init__(self, receiving: ModuleType, address: str, link: str, count: int, engine: str = "") -> None:
         self._receiving, self._count = receiving, count
-        self._stream = receiving.Stream(address, link, count + 1, "gloo", "")
+        self._stream = receiving.Stream(address, link, count + 1, "gloo", "", engine)
         self._receivers: dict[int, Any] = {}
 
     def receive(self, digest: str) -> list[dict[str, torch.Tensor]]:
@@ -86,6 +86,27 @@ def test_every_worker_gets_every_tensor_of_the_version_that_it_asked_for_again_a
         for written in (first, second, first):
             assert all(same(received, written) for received in one.receive(written.digest))
         assert all(same(received, second) for received in two.receive(second.digest))
+
+
+async def test_a_server_that_is_started_anew_leaves_nothing_of_its_link_and_other_links_live(
+    receiving: ModuleType, tmp_path: Path
+) -> None:
+    written = publish(tmp_path / "w", tiny(tmp_path / "m0", seed=0), 0)
+    with sender(tmp_path / "w", bucket_bytes=1 << 20) as address:
+        other = Workers(receiving, address, "other", 1, "e2")
+        assert same(*await asyncio.to_thread(other.receive, written.digest), written)
+        threads: list[int] = []
+        servers: list[Workers] = []  # those before stay connected: it is the sender that lets go
+        tasks = Path(f"/proc/{await sender_of(address)}/task")
+        for link in ("one", "two", "three"):
+            servers.append(Workers(receiving, address, link, 1, "e1"))
+            assert same(*await asyncio.to_thread(servers[-1].receive, written.digest), written)
+            await asyncio.sleep(1.0)
+            threads.append(len(list(tasks.iterdir())))
+        assert threads[0] == threads[1] == threads[2]
+        assert same(*await asyncio.to_thread(other.receive, written.digest), written)
+        store = receiving.store_at(address)
+        assert not any(store.check([key]) for key in ("link/1", "link/2", "ask/one/1", "ask/three/1", "ask/other/2"))
 
 
 def test_a_version_that_is_not_there_is_refused_and_the_next_one_comes(receiving: ModuleType, tmp_path: Path) -> None:

@@ -29,13 +29,15 @@ class Refused(RuntimeError):
 @dataclass(frozen=True)
 class Stream:
     """Where a version can be had: `address` is the learner's store, `link` names this server's group, of `world`
-    processes with the learner; `digest` is that of the version's manifest."""
+    processes with the learner; `digest` is that of the version's manifest. A link takes the place of the one that was
+    announced for the same `engine` before, if that has a name."""
 
     address: str
     link: str
     world: int
     transport: str
     digest: str
+    engine: str = ""
 
 
 def link_key(number: int) -> str:
@@ -78,7 +80,7 @@ class Receiver:
         self._device = device
         self._store = store_at(stream.address)
         if rank == 1:
-            announced = json.dumps({"link": stream.link, "world": stream.world})
+            announced = json.dumps({"link": stream.link, "world": stream.world, "engine": stream.engine})
             self._store.set(link_key(self._store.add(LINKS, 1)), announced)
         self._group = group_of(stream.transport, self._store, stream.link, rank, stream.world)
         self._asked = 0
