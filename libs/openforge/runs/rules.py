@@ -260,6 +260,11 @@ def _at_odds_with_an_endpoint(config: RunConfig) -> Iterator[str]:
         )
     if config.sampling.top_k:
         yield f"sampling.top_k = {config.sampling.top_k}: endpoints know no such limit; write 0"
+    if config.pacing.in_flight_least:
+        yield (
+            f'pacing.in_flight_least = {config.pacing.in_flight_least} with engine.kind = "endpoint": nobody measures '
+            "it; write 0"
+        )
 
 
 def _at_odds_in_evaluation(config: RunConfig) -> Iterator[str]:

@@ -228,6 +228,7 @@ def test_a_limit_is_told_in_full_digits(folder: Path) -> None:
 
 
 ENDPOINT = '[engine]\nkind = "endpoint"\nurl = "http://127.0.0.1:1/v1"\nmodel = "m"\n'
+BEYOND_ENDPOINTS = "[sampling]\ntop_k = 5\n[pacing]\nin_flight_least = 8\n"
 
 
 def test_a_run_against_an_endpoint_needs_no_model_and_trains_nothing(folder: Path) -> None:
@@ -236,9 +237,10 @@ def test_a_run_against_an_endpoint_needs_no_model_and_trains_nothing(folder: Pat
     file = folder / "endpoint.toml"
     file.write_text(head + rest + ENDPOINT)
     assert load_run_file(file).model.path == ""
-    told = problems(folder, head.replace("steps = 0", "steps = 3") + rest + ENDPOINT + "[sampling]\ntop_k = 5\n")
+    told = problems(folder, head.replace("steps = 0", "steps = 3") + rest + ENDPOINT + BEYOND_ENDPOINTS)
     assert 'run.steps = 3 with engine.kind = "endpoint": nobody knows the tokens of its answers' in told
     assert "sampling.top_k = 5: endpoints know no such limit; write 0" in told
+    assert 'pacing.in_flight_least = 8 with engine.kind = "endpoint": nobody measures it; write 0' in told
     assert 'engine.url = "" is empty: name one' in problems(folder, head + rest + '[engine]\nkind = "endpoint"\n')
     judge = problems(folder, head + rest + ENDPOINT + '[judge]\nurl = "http://j/v1"\n')
     assert 'judge.model = "" is empty: name the model that judges at judge.url = "http://j/v1"' in judge
