@@ -220,6 +220,7 @@ def _at_odds(config: RunConfig) -> Iterator[str]:
         )
     yield from _at_odds_in_evaluation(config)
     yield from _at_odds_with_an_endpoint(config)
+    yield from _of_endpoints_that_nobody_asks(config)
     if config.judge.url and not config.judge.model:
         yield f'judge.model = "" is empty: name the model that judges at judge.url = {shown(config.judge.url)}'
     limits = config.environment.limits
@@ -265,6 +266,21 @@ def _at_odds_with_an_endpoint(config: RunConfig) -> Iterator[str]:
             f'pacing.in_flight_least = {config.pacing.in_flight_least} with engine.kind = "endpoint": nobody measures '
             "it; write 0"
         )
+
+
+def _of_endpoints_that_nobody_asks(config: RunConfig) -> Iterator[str]:
+    """What would be ignored in silence."""
+    if config.engine.kind != "endpoint":
+        for path in ("engine.url", "engine.model", "engine.key_env"):
+            if value := value_of(config, path):
+                yield (
+                    f'{path} = {shown(value)} with engine.kind = "{config.engine.kind}", which asks no endpoint: write '
+                    f'engine.kind = "endpoint", or leave {path} out'
+                )
+    if not config.judge.url:
+        for path in ("judge.model", "judge.key_env"):
+            if value := value_of(config, path):
+                yield f"{path} = {shown(value)} without judge.url asks nobody: write judge.url, or leave {path} out"
 
 
 def _at_odds_in_evaluation(config: RunConfig) -> Iterator[str]:

@@ -246,6 +246,21 @@ def test_a_run_against_an_endpoint_needs_no_model_and_trains_nothing(folder: Pat
     assert 'judge.model = "" is empty: name the model that judges at judge.url = "http://j/v1"' in judge
 
 
+@pytest.mark.parametrize("field", ["url", "model", "key_env"])
+def test_what_is_said_of_an_endpoint_that_is_not_asked_is_refused(folder: Path, field: str) -> None:
+    told = problems(folder, "", f"engine.{field}=x")
+    assert told == (
+        f'engine.{field} = "x" with engine.kind = "embedded", which asks no endpoint: '
+        f'write engine.kind = "endpoint", or leave engine.{field} out'
+    )
+
+
+@pytest.mark.parametrize("field", ["model", "key_env"])
+def test_what_is_said_of_a_judge_that_is_not_asked_is_refused(folder: Path, field: str) -> None:
+    told = problems(folder, "", f"judge.{field}=x")
+    assert told == f'judge.{field} = "x" without judge.url asks nobody: write judge.url, or leave judge.{field} out'
+
+
 def test_tasks_that_cannot_be_read_are_a_problem_of_the_environment(folder: Path) -> None:
     refuses = "from openforge.env.contract import BadTask\n\ndef tasks():\n    raise BadTask('/typo holds no task')\n"
     (folder / "env.py").write_text(ENVIRONMENT + refuses)
