@@ -14,15 +14,20 @@ mkdir -p "$folder"
 
 "${PYTHON:-python3}" -m openforge.cli bus credentials --out "$folder/nkeys" --run "$run" >&2
 
+ssl() {
+  local said
+  said=$(openssl "$@" 2>&1) || { echo "openssl 3 is needed and failed: openssl $1: $said" >&2; exit 1; }
+}
+
 new_key=(-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes)
 if [ ! -e "$folder/ca.key" ]; then
-  openssl req -x509 "${new_key[@]}" -keyout "$folder/ca.key" -out "$folder/ca.crt" -days 3650 -subj "/CN=openforge" \
-    -addext basicConstraints=critical,CA:TRUE -addext keyUsage=critical,keyCertSign 2>/dev/null
+  ssl req -x509 "${new_key[@]}" -keyout "$folder/ca.key" -out "$folder/ca.crt" -days 3650 -subj "/CN=openforge" \
+    -addext basicConstraints=critical,CA:TRUE -addext keyUsage=critical,keyCertSign
 fi
-openssl req "${new_key[@]}" -keyout "$folder/tls.key" -out "$folder/tls.csr" -subj "/CN=nats" 2>/dev/null
-openssl x509 -req -in "$folder/tls.csr" -CA "$folder/ca.crt" -CAkey "$folder/ca.key" -CAcreateserial -days 365 \
+ssl req "${new_key[@]}" -keyout "$folder/tls.key" -out "$folder/tls.csr" -subj "/CN=nats"
+ssl x509 -req -in "$folder/tls.csr" -CA "$folder/ca.crt" -CAkey "$folder/ca.key" -CAcreateserial -days 365 \
   -extfile <(printf '%s\n' "subjectAltName=$names" basicConstraints=CA:FALSE authorityKeyIdentifier=keyid \
-    extendedKeyUsage=serverAuth,clientAuth) -out "$folder/tls.crt" 2>/dev/null
+    extendedKeyUsage=serverAuth,clientAuth) -out "$folder/tls.crt"
 
 secret() {
   local name=$1

@@ -93,11 +93,12 @@ def expanded(text: str, known: Mapping[str, str]) -> str:
 
 def secrets_of(folder: Path, run: str, *names: str) -> tuple[Object, ...]:
     """What `secrets.sh` prints."""
-    done = subprocess.run(
-        [str(K8S / "secrets.sh"), str(folder), run, *names],
-        env=os.environ | {"PYTHON": sys.executable, "KUBECTL": kubectl(), "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-    )
+    done = ran_secrets(folder, run, *names)
     assert done.returncode == 0, done.stderr
     return tuple(found for found in yaml.safe_load_all(done.stdout) if found)
+
+
+def ran_secrets(folder: Path, run: str, *names: str, **env: str) -> "subprocess.CompletedProcess[str]":
+    own = {"PYTHON": sys.executable, "KUBECTL": kubectl(), "PYTHONPATH": os.pathsep.join(sys.path)}
+    line = [str(K8S / "secrets.sh"), str(folder), run, *names]
+    return subprocess.run(line, env=os.environ | own | env, capture_output=True, text=True)

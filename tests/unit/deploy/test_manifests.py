@@ -1,6 +1,7 @@
 """The rendered manifests: of the published schemas, of the house's policies, and in the words that services read."""
 
 import importlib.util
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from manifests import (
     namespace_of,
     of_kind,
     pod_of,
+    ran_secrets,
     rendered,
     replicas_of,
     secrets_of,
@@ -399,6 +401,16 @@ def test_the_script_makes_the_secrets_that_the_pods_ask_for(tmp_path: Path) -> N
         assert namespace_of(secret) == OURS
     again = secrets_of(tmp_path, "tiny")
     assert seeds(again) == seeds(made)
+
+
+def test_the_script_says_what_openssl_says(tmp_path: Path) -> None:
+    broken = tmp_path / "openssl"
+    broken.write_text("#!/bin/sh\necho no such curve >&2\nexit 3\n")
+    broken.chmod(0o755)
+    done = ran_secrets(tmp_path / "keys", "tiny", PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert done.returncode == 1
+    assert done.stderr.endswith("openssl 3 is needed and failed: openssl req: no such curve\n")
+    assert done.stdout == ""
 
 
 def seeds(secrets: tuple[Object, ...]) -> dict[str, Object]:
