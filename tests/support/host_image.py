@@ -1,4 +1,4 @@
-"""An image made from this host, where no registry is reached: its programs, its Python, the packages of the tests.
+"""An image made from this host, without any registry: its programs, its Python, the packages of the tests.
 
 Python is moved to /usr/local, where an official image has it. With its own packages there, an image of a service is
 built on it without any index.

@@ -1,6 +1,8 @@
 """A subject ends in its fact's natural key, and streams do not overlap."""
 
 import fnmatch
+import re
+from pathlib import Path
 
 import pytest
 from fact_examples import DEAD_LETTER, FACTS
@@ -27,6 +29,14 @@ SUBJECTS = {
     "PolicyServed": "of.demo.policy.served.4.0.engine-0",
     "EngineMeasured": "of.demo.policy.measured.engine-0.1750000000",
 }
+
+
+@pytest.mark.parametrize("subject", SUBJECTS.values())
+def test_the_page_for_consumers_names_every_subject(subject: str) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "consumers.md").read_text()
+    _, _, kind, name, *_ = subject.split(".")
+    (told,) = re.findall(rf"`of\.<run>\.{kind}\.(.*)`", page)
+    assert kind in ("turn", "trajectory") or name in re.findall(r"[a-z]+", told.partition(">")[0])
 
 
 @pytest.mark.parametrize("fact", FACTS, ids=lambda fact: type(fact).__name__)
