@@ -17,6 +17,7 @@ from openforge.cli.display import display, lost
 from openforge.cli.home import Home, Unusable
 from openforge.cli.remote import Detached, conduct_remotely, settings_for
 from openforge.cli.supervise import GaveUp
+from openforge.endpoint import Address, BadEndpoint, Endpoint
 from openforge.models import UnknownModel, builtin_folder, get, resolve
 from openforge.models.smollm2 import ModelUnavailable
 from openforge.protos import StopReason
@@ -47,7 +48,7 @@ def train(
     """Start or resume a run on this machine: bus, six services, progress, summary and report.
 
     Ctrl-C stops everything in good order (exit code 130); the same command resumes. Exit codes: 0 trained all its
-    steps, 1 a service gave up, 2 bad run file, 4 no progress.
+    steps, 1 a service gave up, 2 bad run file or an endpoint of it that cannot be used, 4 no progress.
 
     With --remote nothing is started: the run is submitted to services that work already, or joined where it goes on.
     Ctrl-C then detaches, and `openforge stop` ends it. OPENFORGE_NATS_NKEY_SEED_FILE names the operator's seed.
@@ -63,6 +64,7 @@ def train(
 
 def _train_here(config: RunConfig, plain: bool) -> None:
     config = with_model(config)
+    check_endpoints(config)
     home = Home(config.run.name)
     try:
         with home.held(), display(config, plain=plain) as shown:
@@ -170,6 +172,22 @@ def with_model(config: RunConfig) -> RunConfig:
     except (UnknownModel, ModelUnavailable) as error:
         _fail(f"model.path: {error}", 2)
     return msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, path=str(folder)))
+
+
+def check_endpoints(config: RunConfig) -> None:
+    """Exits with 2 where one that the run asks is not there, refuses the key or lacks the model."""
+    asked = {"engine": config.engine if config.engine.kind == "endpoint" else None, "judge": config.judge}
+    for section, said in asked.items():
+        if said is not None and said.url:
+            try:
+                asyncio.run(_check(Address(section=section, url=said.url, model=said.model, key_env=said.key_env)))
+            except BadEndpoint as error:
+                _fail(str(error), 2)
+
+
+async def _check(address: Address) -> None:
+    async with Endpoint(address) as endpoint:
+        await endpoint.check()
 
 
 def _say_end(config: RunConfig, outcome: Outcome) -> None:

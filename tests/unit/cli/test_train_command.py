@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+from stub_chat import stub_chat
 from typer.testing import CliRunner
 
 from openforge.cli.main import app
@@ -21,3 +22,25 @@ def test_a_run_without_its_model_is_refused_with_the_way_out(tmp_path: Path, mon
     result = CliRunner().invoke(app, ["train", str(tiny), "--set", "model.path=builtin:nothing"])
     assert result.exit_code == 2
     assert "choose one of smollm2-135m, tiny" in result.output
+
+
+@pytest.mark.parametrize(
+    ("key_env", "said"),
+    [
+        ("NO_SUCH_KEY", "judge.key_env = 'NO_SUCH_KEY': no such environment variable is set"),
+        ("JUDGE_KEY", "judge.key_env = 'JUDGE_KEY': the endpoint refuses that key (HTTP 401)"),
+    ],
+)
+def test_a_judge_that_cannot_be_asked_is_told_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key_env: str, said: str
+) -> None:
+    monkeypatch.setenv("OPENFORGE_RUNS", str(tmp_path))
+    monkeypatch.setenv("JUDGE_KEY", "wrong")
+    tiny = next(path for path in EXAMPLES if path.stem == "tiny")
+    with stub_chat(lambda _: (401, {"error": {"message": "no"}})) as chat:
+        judge = {"url": chat.base_url, "model": "m", "key_env": key_env}
+        overrides = [word for name, value in judge.items() for word in ("--set", f"judge.{name}={value}")]
+        result = CliRunner().invoke(app, ["train", str(tiny), "--plain", *overrides])
+    assert result.exit_code == 2, result.output
+    assert said in result.output
+    assert not list(tmp_path.glob("*/nats"))

@@ -22,8 +22,7 @@ from openforge.cli.evaluate.plan import (
 from openforge.cli.finish import write_summary_and_report
 from openforge.cli.home import Home
 from openforge.cli.reach import BAD_USE, fail
-from openforge.cli.train import CANNOT_GO_ON, EXIT, Overrides, Plain, RunFile, load, with_model
-from openforge.endpoint import Address, BadEndpoint, Endpoint
+from openforge.cli.train import CANNOT_GO_ON, EXIT, Overrides, Plain, RunFile, check_endpoints, load, with_model
 from openforge.protos import StopReason
 from openforge.runs import BadRunFile, RunConfig, Summary, canonical
 from openforge.runs.evaluation import evaluated
@@ -74,7 +73,7 @@ def evaluate(
     if problems := problems_of_evaluating(config):
         fail(str(BadRunFile(str(run_file), problems)), BAD_USE)
     config = with_model(config)
-    _check_endpoints(config)
+    check_endpoints(config)
     kept: dict[str, Kept] = {}
     for harness, run in runs_of(config, name).items():
         kept[harness] = _evaluated(run, plain)
@@ -93,22 +92,6 @@ def evaluate(
     write_outcome(folder, evaluation, trials)
     typer.echo("\n".join(lines(evaluation)))
     typer.echo("\n".join(os.path.relpath(folder / file) for file in ("eval.json", "eval.html", "trials.parquet")))
-
-
-def _check_endpoints(config: RunConfig) -> None:
-    """Exits with 2 where one that the run asks is not there, refuses the key or lacks the model."""
-    asked = {"engine": config.engine if config.engine.kind == "endpoint" else None, "judge": config.judge}
-    for section, said in asked.items():
-        if said is not None and said.url:
-            try:
-                asyncio.run(_check(Address(section=section, url=said.url, model=said.model, key_env=said.key_env)))
-            except BadEndpoint as error:
-                fail(str(error), BAD_USE)
-
-
-async def _check(address: Address) -> None:
-    async with Endpoint(address) as endpoint:
-        await endpoint.check()
 
 
 def _pinned(config: RunConfig, version: str) -> tuple[RunConfig, str]:
