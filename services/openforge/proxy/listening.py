@@ -6,7 +6,7 @@ another one soon after that one died.
 """
 
 import asyncio
-import os
+import secrets
 import socket
 from pathlib import Path
 
@@ -17,6 +17,8 @@ BACKLOG = 1024
 TAKE_OVER_S = 0.5
 """How often a proxy looks whether the path still leads to a living one."""
 _ANY_SANDBOX = 0o666
+_THIS_PROCESS = secrets.token_hex(4)
+"""In containers every proxy has pid 1."""
 
 
 def shared(settings: Settings) -> bool:
@@ -51,11 +53,14 @@ async def take_over(path: Path) -> None:
 def _unix_socket(path: Path, *, shared: bool) -> socket.socket:
     """In place at once, also where a dead proxy left its own. One that is shared keeps a name of its own beside it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    own = _own(path)
-    own.unlink(missing_ok=True)
+    _sweep(path)
+    own, draft = _own(path), _draft(path)
+    draft.unlink(missing_ok=True)
     unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    unix.bind(str(own))
-    own.chmod(_ANY_SANDBOX)
+    unix.bind(str(draft))
+    draft.chmod(_ANY_SANDBOX)
+    unix.listen(BACKLOG)  # before it has its name, or a proxy that starts now would sweep it away
+    draft.replace(own)
     if shared:
         _put_in_place(path)
     else:
@@ -64,11 +69,22 @@ def _unix_socket(path: Path, *, shared: bool) -> socket.socket:
 
 
 def _own(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}")
+    return path.with_name(f".{path.name}.{_THIS_PROCESS}")
+
+
+def _draft(path: Path) -> Path:
+    return path.with_name(f".{path.name}-{_THIS_PROCESS}")
+
+
+def _sweep(path: Path) -> None:
+    """The names of proxies that are gone."""
+    for name in path.parent.glob(f".{path.name}.*"):
+        if not _is_answered(name):
+            name.unlink(missing_ok=True)
 
 
 def _put_in_place(path: Path) -> None:
-    second = _own(path).with_suffix(".draft")
+    second = _draft(path)
     second.unlink(missing_ok=True)
     second.hardlink_to(_own(path))
     second.replace(path)

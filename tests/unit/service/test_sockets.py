@@ -1,6 +1,10 @@
 """An address that cannot be listened on is named with its way out."""
 
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -38,6 +42,42 @@ def test_the_proxy_refuses_a_taken_port(taken: int) -> None:
     url = f"http://127.0.0.1:{taken}"
     with pytest.raises(BadSettings, match=rf"OPENFORGE_PROXY_URL = '{url}' .*use a free port"):
         listen(ProxySettings(run="r", engine_url=url, proxy_url=url))
+
+
+def test_proxies_of_equal_pid_share_a_path_and_names_of_dead_ones_are_swept(
+    tmp_path: Path,
+) -> None:
+    """As in containers, where each of them is process 1."""
+    start = f"""
+import os, sys
+from openforge.proxy import listening
+from openforge.proxy.settings import Settings
+os.getpid = lambda: 1
+sockets = listening.listen(Settings(run="r", engine_url="http://127.0.0.1:9", proxy_url="http://127.0.0.1:0",
+    sockets={str(tmp_path)!r}, proxy_replicas=2))
+print("up", flush=True)
+sys.stdin.read()
+"""
+    proxies = []
+    try:
+        for _ in range(3):
+            process = subprocess.Popen([sys.executable, "-c", start], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            proxies.append(process)
+            assert process.stdout
+            assert process.stdout.readline() == b"up\n"
+            if len(proxies) == 2:
+                assert len(list(tmp_path.glob(".proxy.sock*"))) == 2
+                proxies[0].kill()
+                proxies[0].wait()
+        names = list(tmp_path.glob(".proxy.sock*"))
+        assert len(names) == 2
+        for name in (*names, tmp_path / "proxy.sock"):
+            with socket.socket(socket.AF_UNIX) as unix:
+                unix.connect(str(name))
+    finally:
+        for process in proxies:
+            process.kill()
+            process.communicate()
 
 
 def test_the_sandbox_api_refuses_a_taken_port(taken: int) -> None:
