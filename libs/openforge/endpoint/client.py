@@ -17,6 +17,7 @@ PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0)
 _LONGEST_PAUSE_S = 60.0
 _TRY_AGAIN = frozenset({408, 409, 425, 429})
 _NO_KEY = frozenset({401, 403})
+_NO_MODEL = "model_not_found"
 _SHOWN = 300
 
 
@@ -132,11 +133,12 @@ class Endpoint:
         raise AssertionError("every other status raises")
 
     def _raise_for(self, response: httpx.Response) -> None:
+        """A 403 or 404 may be about this one call: what is in it, or a route that was away for a moment."""
         status, (code, said) = response.status_code, _said(response)
-        if status in _NO_KEY:
+        if status == 401:
             raise self._no_key(status)
-        if status == 404:
-            raise self._bad("model", self.address.model, f"the endpoint answers 404 to it: {said}")
+        if code == _NO_MODEL:
+            raise self._bad("model", self.address.model, f"the endpoint answers {status} to it: {said}")
         if status in _TRY_AGAIN or status >= 500:
             raise _Later(f"the endpoint answered {status}: {said}", _retry_after_s(response))
         raise EndpointRefused(f"the endpoint answered {status}: {said}", status=status, code=code)
@@ -151,8 +153,10 @@ class Endpoint:
         except BadEndpoint:
             raise
         except EndpointRefused as refused:
-            if refused.code == "model_not_found":
-                raise self._bad("model", self.address.model, str(refused)) from refused
+            if refused.status in _NO_KEY:
+                raise self._no_key(refused.status) from refused
+            if refused.status == 404:
+                raise self._bad("model", self.address.model, f"the endpoint answers 404 to it: {refused}") from refused
 
     def _unreachable(self, error: Exception) -> BadEndpoint:
         why = f"{type(error).__name__}: {error}" if not isinstance(error, _Later) else str(error)

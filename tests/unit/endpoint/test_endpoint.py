@@ -45,12 +45,32 @@ async def test_what_will_not_work_is_asked_once_and_keeps_its_code() -> None:
     assert (error.value.status, error.value.code, len(chat.requests)) == (400, "context_length_exceeded", 1)
 
 
-@pytest.mark.parametrize("status", [401, 403, 404])
-async def test_a_key_or_a_model_that_it_refuses_is_refused_for_good(status: int) -> None:
-    with stub_chat(scripted(refused(status))) as chat:
+@pytest.mark.parametrize(("status", "code"), [(401, ""), (403, "model_not_found"), (404, "model_not_found")])
+async def test_a_key_or_a_model_that_it_refuses_is_refused_for_good(status: int, code: str) -> None:
+    with stub_chat(scripted(refused(status, code))) as chat:
         async with Endpoint(at(chat.base_url)) as endpoint:
             with pytest.raises(BadEndpoint, match=r"engine\.(key_env|model) = "):
                 await endpoint.chat(BODY)
+    assert len(chat.requests) == 1
+
+
+@pytest.mark.parametrize("status", [403, 404])
+async def test_what_is_refused_of_one_call_says_nothing_of_the_next(status: int) -> None:
+    with stub_chat(scripted(refused(status, "moderated", "not this one"), "Hi.")) as chat:
+        async with Endpoint(at(chat.base_url)) as endpoint:
+            with pytest.raises(EndpointRefused, match=f"the endpoint answered {status}: not this one") as error:
+                await endpoint.chat(BODY)
+            assert not isinstance(error.value, BadEndpoint)
+            assert (error.value.status, error.value.code) == (status, "moderated")
+            assert (await endpoint.chat(BODY))["choices"][0]["message"]["content"] == "Hi."
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+async def test_one_that_lists_no_models_and_refuses_even_a_greeting_is_refused_at_its_check(status: int) -> None:
+    with stub_chat(scripted(refused(status))) as chat:
+        async with Endpoint(at(chat.base_url)) as endpoint:
+            with pytest.raises(BadEndpoint, match=r"engine\.(key_env|model) = "):
+                await endpoint.check()
     assert len(chat.requests) == 1
 
 
