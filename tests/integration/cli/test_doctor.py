@@ -114,8 +114,10 @@ async def test_streams_with_too_few_copies_and_a_node_of_the_cluster_that_is_gon
         assert "has 1 replicas, OPENFORGE_STREAM_REPLICAS wants 3" in found["streams"].said
         assert "openforge bus set-up" in found["streams"].remedy
         await pods.complete("bus-set-up", within_s=120)
-        await pods.process("nats-1").stop()
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(240):
+            while "streams" in await faults(Deployment(bus=settings, sandbox=False)):
+                await asyncio.sleep(0.5)  # until every copy is made
+            await pods.process("nats-1").stop()
             while "streams" not in (found := await faults(Deployment(bus=settings, sandbox=False))):
                 await asyncio.sleep(0.5)  # until the others miss it
     assert "nats-1 is not up to date" in found["streams"].said

@@ -135,7 +135,7 @@ BookARoomGrader.grade = _counted
 async def test_a_judge_is_asked_outside_and_its_key_is_in_no_box(checker: Checker, checkout: Path) -> None:
     grader = checkout / "tasks/O02_late_parcel/grader.py"
     text = grader.read_text().replace('right[0]["body"]', 'right[0]["body"] + SEEN')
-    seen = "import os, pathlib\nSEEN = repr(dict(os.environ)) + pathlib.Path('/proc/self/environ').read_text()\n"
+    seen = "import os\nSEEN = repr(dict(os.environ))\n"
     grader.write_text(text.replace("from claw_eval.graders", seen + "from claw_eval.graders", 1))
     task = ClawEvalTask(checkout, grader.parent).draw(0, "heldout")
     async with judged(KIND) as (chat, judge):

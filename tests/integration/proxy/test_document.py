@@ -12,7 +12,7 @@ from openforge.proxy.routes import route_of, service_at
 
 SCHEMA = schemathesis.openapi.from_dict(openapi())
 OPERATIONS = [found.ok() for found in SCHEMA.get_all_operations()]
-EXAMPLES = 6
+EXAMPLES = 25
 
 
 def test_the_document_in_docs_is_that_of_the_code() -> None:

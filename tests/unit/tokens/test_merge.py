@@ -429,10 +429,11 @@ def _is_seen(conversation: Conversation, answer: RebuiltTurn) -> bool:
 
 @given(_attempts())
 def test_no_sequence_goes_on_where_another_ends(turns: list[TurnRecorded]) -> None:
-    merged = _merged(*turns)
+    conversation = rebuild(turns)
+    merged = merge(conversation)
     for first, second in itertools.permutations(merged.sequences, 2):
         if second.ids.startswith(first.ids):
-            assert second.loss[0].start < len(unpack_ids(first.ids))
+            assert conversation.turns[second.turns[0]].prompt_length < len(unpack_ids(first.ids))
     assert merged.extra_prefill_ratio >= 1.0
 
 

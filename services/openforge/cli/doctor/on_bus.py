@@ -51,6 +51,9 @@ async def findings(deployment: Deployment, bus: Bus) -> AsyncGenerator[Finding]:
     except Denied as error:
         yield fault("streams", str(error), "run the doctor as operator: OPENFORGE_NATS_NKEY_SEED_FILE=.../operator.nk")
         return
+    except _NoLeader as error:
+        yield fault("streams", str(error), "start the NATS nodes that are missing: most of a stream's must be up")
+        return
     for finding in (*_streams(deployment, infos), _clock(deployment, infos)):
         yield finding
     yield await _blobs(bus, deployment, whole=all(infos.values()))
@@ -58,11 +61,18 @@ async def findings(deployment: Deployment, bus: Bus) -> AsyncGenerator[Finding]:
         yield await _dead_letters(bus, deployment.run)
 
 
+class _NoLeader(Exception):
+    """Nobody answers for a stream."""
+
+
 async def _info(bus: Bus, stream: str) -> dict[str, Any] | None:
     try:
-        return await bus.link.ask_api(f"STREAM.INFO.{stream}")
+        async with asyncio.timeout(_PATIENCE_S):
+            return await bus.link.ask_api(f"STREAM.INFO.{stream}")
     except NotFoundError:
         return None
+    except TimeoutError:
+        raise _NoLeader(f"{stream} gives no answer within {_PATIENCE_S:g} s") from None
 
 
 def _streams(deployment: Deployment, infos: Infos) -> Iterator[Finding]:
