@@ -1,11 +1,13 @@
 """An endpoint that we do not serve, in the place of an engine: its calls go through here, where the key is.
 
 Promises: it is told as served only after it took the key and has the model; at most `engine.max_requests` calls are
-open at once; calls that may work later are made again; a key or a model that it refuses ends the process and says so.
+open at once, and none goes on for which nobody waits; calls that may work later are made again; a key or a model that
+it refuses ends the process and says so.
 """
 
 import asyncio
 import contextlib
+from collections.abc import Coroutine
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -19,6 +21,12 @@ from openforge.runs import RunConfig
 from openforge.service import health, log
 
 DIGEST = "endpoint"
+_LOOK_EVERY_S = 0.25
+_NOBODY_WAITS = 499
+
+
+class NobodyWaits(Exception):
+    """A call may cost money, and its answer would be read by nobody."""
 
 
 async def serve_endpoint(settings: Settings, bus: Bus, config: RunConfig, name: str) -> None:
@@ -59,13 +67,26 @@ async def _tell_served(settings: Settings, bus: Bus, name: str) -> None:
         await bus.tell(served)
 
 
+async def _while_waited_for(request: Request, chat: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
+    """Raises `NobodyWaits`, and calls the endpoint off, where who asked went away."""
+    call = asyncio.create_task(chat)
+    try:
+        while not (await asyncio.wait((call,), timeout=_LOOK_EVERY_S))[0]:
+            if await request.is_disconnected():
+                raise NobodyWaits
+        return await call
+    finally:
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+
+
 def _app(endpoint: Endpoint, died: "asyncio.Future[None]") -> FastAPI:
     app = FastAPI(openapi_url=None)
 
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Any:
         try:
-            return await endpoint.chat(await request.json())
+            return await _while_waited_for(request, endpoint.chat(await request.json()))
         except BadEndpoint as error:
             if not died.done():
                 died.set_exception(error)
@@ -74,6 +95,8 @@ def _app(endpoint: Endpoint, died: "asyncio.Future[None]") -> FastAPI:
             return Response(str(error), status_code=503)
         except EndpointRefused as error:
             return Response(f"{error.code} {error}".strip(), status_code=error.status)
+        except NobodyWaits:
+            return Response(status_code=_NOBODY_WAITS)
 
     @app.get("/health")
     async def up() -> Response:
