@@ -211,16 +211,31 @@ async def test_a_grader_may_build_on_that_of_another_task(checker: Checker, chec
         ("tags: [services]", "sandbox_files: [fixtures/a.txt]", "sandbox_files = \\['fixtures/a.txt'\\]"),
         ("tags: [services]", "env_snapshot_commands: [ls]", "env_snapshot_commands"),
         ("mock_services/rooms/", "mock_services/web_real/", "services.rooms: it needs the internet"),
-        ("port: 9301", "port: soon", "Expected `int`, got `str`"),
-        ("task_id: O01_book_a_room", "task_id: O/01", "task_id = 'O/01': use 1 to 128"),
     ],
 )
-def test_what_cannot_be_kept_is_refused_or_left_out(checkout: Path, old: str, new: str, said: str) -> None:
+def test_what_cannot_be_kept_is_refused_or_left_out(
+    checkout: Path, old: str, new: str, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
     file = checkout / "tasks/O01_book_a_room/task.yaml"
     file.write_text(file.read_text().replace(old, new))
     with pytest.raises(BadTask, match=said):
         load_claw_eval_tasks(checkout)
     assert [task.id for task in load_claw_eval_tasks(checkout, unsupported="leave out")] == ["O02_late_parcel"]
+    assert "1 of 2 ClawEval tasks are left out" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("port: 9301", "port: soon", "Expected `int`, got `str`"),
+        ("task_id: O01_book_a_room", "task_id: O/01", "task_id = 'O/01': use 1 to 128"),
+    ],
+)
+def test_what_is_wrong_is_refused_though_others_may_be_left_out(checkout: Path, old: str, new: str, said: str) -> None:
+    file = checkout / "tasks/O01_book_a_room/task.yaml"
+    file.write_text(file.read_text().replace(old, new))
+    with pytest.raises(BadTask, match=said):
+        load_claw_eval_tasks(checkout, unsupported="leave out")
 
 
 async def _reference(checker: Checker, task: TaskInstance) -> Work:

@@ -8,6 +8,7 @@ user, files and shell of ClawEval's own sandbox, services that need the internet
 out. `solution/solve.sh` is ours: it calls `claw TOOL JSON` and prints what the agent would say last.
 """
 
+import logging
 import re
 import shlex
 from collections.abc import Iterator, Mapping
@@ -24,6 +25,8 @@ from openforge.env.variables import Split
 from openforge.sandbox.contract import SandboxLimits
 from openforge.sandbox.services import Health, Service
 
+logger = logging.getLogger("openforge.env")
+
 PASS_SCORE = 0.75
 PYTHON = "/usr/bin/python3"
 TOOLS = f"{SERVICES_FOLDER}/claw_tools.py"
@@ -37,6 +40,10 @@ _NO_REFERENCE = (
     "echo 'this task has no solution/solve.sh, and a reference in words cannot be run: write one that calls "
     "`claw TOOL JSON` and prints the last answer' >&2; exit 1"
 )
+
+
+class Unsupported(BadTask):
+    """Nothing is wrong with the task, but it asks for what is not kept here."""
 
 
 class _Prompt(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,8 +93,12 @@ class ClawEvalTask:
         self.id = self._spec.task_id
         self._checkout, self._folder = checkout, folder
         self._said = msgspec.json.encode(said, order="sorted")
+        for unsupported in _unsupported(self._spec):
+            raise Unsupported(f"{file}: {unsupported}")
         for wrong in self._wrong():
             raise BadTask(f"{file}: {wrong}")
+        for too_large in self._too_large():
+            raise Unsupported(f"{file}: {too_large}")
 
     def draw(self, seed: int, split: Split) -> TaskInstance:
         return with_digest(
@@ -117,10 +128,8 @@ class ClawEvalTask:
             yield f"task_id = {spec.task_id!r}: use 1 to 128 of A-Z a-z 0-9 _ -"
         if not (self._folder / "grader.py").is_file():
             yield "there is no grader.py beside it: write one"
-        yield from _unsupported(spec)
-        for service in spec.services:
-            if "web_real" in service.command:
-                yield f"services.{service.name}: it needs the internet, which no sandbox here has"
+
+    def _too_large(self) -> Iterator[str]:
         for what, files in (("its services", self._service_files()), ("its checks", self._tests())):
             if sum(len(file.content) for file in files.values()) > _MOST_BYTES:
                 yield f"the files of {what} are larger than {_MOST_BYTES >> 20} MB, which no box here takes"
@@ -165,15 +174,22 @@ class ClawEvalTask:
 def load_claw_eval_tasks(
     checkout: Path | str, *, unsupported: Literal["refuse", "leave out"] = "refuse"
 ) -> list[ClawEvalTask]:
-    """The tasks below `tasks/` of a checkout, by name; raises `BadTask`."""
+    """The tasks below `tasks/` of a checkout, by name; raises `BadTask`, also where others are left out."""
     checkout = Path(checkout)
     tasks = []
+    left_out = 0
     for file in sorted(checkout.glob("tasks/*/task.yaml")):
         try:
             tasks.append(ClawEvalTask(checkout, file.parent))
-        except BadTask:
+        except Unsupported as why:
             if unsupported == "refuse":
                 raise
+            left_out += 1
+            logger.debug("left out: %s", why)
+    if left_out:
+        logger.warning(
+            "%d of %d ClawEval tasks are left out: they cannot be kept here", left_out, left_out + len(tasks)
+        )
     if not tasks:
         raise BadTask(
             f"{checkout} holds no ClawEval task that can be kept here: name a folder with tasks/<id>/task.yaml"
@@ -189,6 +205,9 @@ def _unsupported(spec: _Spec) -> Iterator[str]:
     for field in ("sandbox_files", "sandbox_grader_files", "env_snapshot_files", "env_snapshot_commands"):
         if value := getattr(spec, field):
             yield f"{field} = {value!r}: the files and the shell of ClawEval's own sandbox cannot be kept here"
+    for service in spec.services:
+        if "web_real" in service.command:
+            yield f"services.{service.name}: it needs the internet, which no sandbox here has"
 
 
 def _service(number: int, service: _Service) -> Service:
