@@ -18,6 +18,9 @@ from openforge.bus.permissions import OPERATOR
 from openforge.bus.server import NatsServer, ServerConfig, free_port
 from openforge.bus.settings import StreamLimits
 from openforge.cli.doctor import Deployment, Finding, examine
+from openforge.protos import RunSubmitted
+from openforge.runs import RunConfig, canonical
+from openforge.runs.config import EnvironmentSection, ModelSection, RunSection
 from openforge.service import HealthState
 
 
@@ -128,6 +131,21 @@ async def test_sandboxes_that_cannot_be_made(world: World, tmp_path: Path, monke
     monkeypatch.setenv("OPENFORGE_SANDBOX_DRIVER", "docker")
     monkeypatch.setenv("OPENFORGE_SANDBOX_SOCKET", str(tmp_path / "nobody.sock"))
     await the_fault(deployment(world, sandbox=True), "sandbox", "nobody.sock", "OPENFORGE_SANDBOX_SOCKET")
+
+
+async def test_sandboxes_are_tried_on_the_runtime_that_the_run_asks_for(world: World) -> None:
+    config = RunConfig(
+        run=RunSection(name=RUN, steps=1),
+        model=ModelSection(path="/m"),
+        environment=EnvironmentSection(name="letters", harness="letters", runtime="runsc"),
+    )
+    text, digest = canonical(config)
+    async with world.bus(OPERATOR) as bus:
+        await bus.tell(RunSubmitted(run=RUN, generation=0, config=text, config_digest=digest))
+    found = await faults(deployment(world, run=RUN, sandbox=True))
+    assert (
+        "environment.runtime = 'runsc': sandboxes of driver process share this host's kernel" in found["sandbox"].said
+    )
 
 
 async def test_a_clock_that_is_wrong(world: World) -> None:

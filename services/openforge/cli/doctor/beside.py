@@ -14,7 +14,7 @@ from openforge.cli.doctor.deployment import Deployment
 from openforge.cli.doctor.finding import Finding, fault, note, ok, skipped
 from openforge.models import UnknownModel, resolve
 from openforge.runs import RunConfig
-from openforge.sandbox.choice import DriverSettings, open_driver
+from openforge.sandbox.choice import DriverSettings, open_driver, with_runtime
 from openforge.sandbox.contract import CannotIsolate, SandboxLost, SandboxSpec
 from openforge.service import read_health
 from openforge.service.settings import settings_from_env
@@ -98,9 +98,11 @@ async def _sandbox(config: RunConfig | None) -> Finding:
     """One box from its making to its end, here: the doctor runs where the sandbox manager does."""
     began = time.monotonic()
     try:
-        settings = settings_from_env(DriverSettings)
+        settings = with_runtime(settings_from_env(DriverSettings), config.environment.runtime if config else "")
     except BadSettings as error:
         return fault("sandbox", str(error), "change it where the manager's environment is set")
+    except CannotIsolate as error:
+        return fault("sandbox", str(error), "change it where the manager's environment is set, or the run file")
     try:
         with tempfile.TemporaryDirectory(prefix="openforge-doctor-") as folder:
             driver = await open_driver(settings, Path(folder), owner="doctor", allow_reduced=True)
