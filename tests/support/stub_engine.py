@@ -26,7 +26,7 @@ def stopped(text: str) -> list[int]:
 
 
 class StubEngine:
-    """`script` gives the ids to answer with. `pace` is waited for before each token, if set.
+    """`script` gives the ids to answer with. `pace`, as it is when an answer begins, is waited for before each token.
 
     `fail` calls are answered with `fail_status` first; `break_after` tokens the next answer breaks off, once. `batch`
     tokens are sent at a time. `cached_tokens` is told if it is set. Stop strings that are asked for are honoured.
@@ -87,6 +87,7 @@ class StubEngine:
         return response
 
     async def _stream(self, request: GenerateRequest, response: web.StreamResponse, http: web.Request) -> None:
+        pace = self.pace
         ids, stop_reason = _up_to_stop(self.script(request), request.sampling_params.stop)
         stop_reason = self.stop_reason or stop_reason
         limit = request.sampling_params.max_tokens
@@ -95,8 +96,8 @@ class StubEngine:
         spans: list[dict[str, Any]] = []
         for index in range(0, len(ids), self.batch):
             batch = ids[index : index + self.batch]
-            if self.pace is not None:
-                await self.pace(index)
+            if pace is not None:
+                await pace(index)
             if self.break_after is not None and index >= self.break_after:
                 self.break_after = None
                 assert http.transport is not None

@@ -118,15 +118,20 @@ _GEMINI = _object(
     tools=_list(_object("functionDeclarations", functionDeclarations=_list(_FUNCTION))),
     generationConfig=_object(maxOutputTokens=_COUNT, temperature={"type": "number"}, stopSequences=_list(_TEXT)),
 )
+_HELLO = [{"role": "user", "content": "hello"}]
+_CHAT_BODY = {"schema": _CHAT, "example": {"messages": _HELLO}}
+_RESPONSES_BODY = {"schema": _RESPONSES, "example": {"input": "hello"}}
+_MESSAGES_BODY = {"schema": _MESSAGES, "example": {"messages": _HELLO, "max_tokens": 16}}
+_GEMINI_BODY = {"schema": _GEMINI, "example": {"contents": [{"role": "user", "parts": [{"text": "hello"}]}]}}
 _CALLS = {
-    "chat/completions": _CHAT,
-    "responses": _RESPONSES,
-    "responses/input_tokens": _RESPONSES,
-    "messages": _MESSAGES,
-    "messages/count_tokens": _MESSAGES,
-    "models/{model}:generateContent": _GEMINI,
-    "models/{model}:streamGenerateContent": _GEMINI,
-    "models/{model}:countTokens": _GEMINI,
+    "chat/completions": _CHAT_BODY,
+    "responses": _RESPONSES_BODY,
+    "responses/input_tokens": _RESPONSES_BODY,
+    "messages": _MESSAGES_BODY,
+    "messages/count_tokens": _MESSAGES_BODY,
+    "models/{model}:generateContent": _GEMINI_BODY,
+    "models/{model}:streamGenerateContent": _GEMINI_BODY,
+    "models/{model}:countTokens": _GEMINI_BODY,
 }
 _STATUSES = {
     "200": "an answer, or its stream",
@@ -158,7 +163,7 @@ def _operation(route: str, body: dict[str, Any] | None) -> dict[str, Any]:
         "responses": {status: {"description": text} for status, text in _STATUSES.items()},
     }
     if body is not None:
-        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
+        operation["requestBody"] = {"required": True, "content": {"application/json": body}}
     return operation
 
 

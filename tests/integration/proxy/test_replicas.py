@@ -93,20 +93,22 @@ async def test_proxies_that_share_an_address_serve_all_harnesses_though_one_is_k
     second.set(proxy_url=first.settings.proxy_url, sockets=first.settings.sockets)
     process = await started_process(second, tmp_path)
     path = str(socket_path(first.settings)) if way == "path" else None
-    gate = Gate(upto=2)
+    first_calls, second_calls = Gate(upto=2), Gate(upto=2)
+    stub_engine.pace = first_calls
     stub_engine.script = lambda request: stopped(f"answer {len(stub_engine.requests)}")
     harnesses = [asyncio.create_task(converse(first, f"e-{number}", path)) for number in range(AT_ONCE)]
     try:
         async with asyncio.timeout(120):
-            while len(stub_engine.requests) < AT_ONCE:  # the first calls: each proxy has met its harnesses
+            while len(stub_engine.requests) < AT_ONCE:
                 await asyncio.sleep(0.02)
-            stub_engine.pace = gate
+            stub_engine.pace = second_calls
+            first_calls.open()  # each proxy has met its harnesses
             while len(stub_engine.requests) < 2 * AT_ONCE:
                 await asyncio.sleep(0.02)
     finally:
         process.send_signal(signal.SIGKILL)
         await process.wait()
-    gate.open()
+    second_calls.open()
     talks = await asyncio.gather(*harnesses)
     assert sum(broken for _, broken in talks) > 0
     for number, (answers, _) in enumerate(talks):
