@@ -1,9 +1,11 @@
 """A floor on which a sandbox manager works for the run `odd`: asks for attempts, waits for their ends."""
 
 import asyncio
+import os
 from pathlib import Path
 
 import msgspec
+from process_watch import running
 from turn_taker import TurnTaker
 
 from openforge.bus import Bus
@@ -32,6 +34,7 @@ class Floor:
         self.bus = bus
         self.settings = settings
         self.turns = turns
+        self._seed = (1000 + os.getpid()) * 1000  # no other test's on this machine
         self._count = 0
 
     async def request(
@@ -47,7 +50,7 @@ class Floor:
                 attempt=0,
                 group="g",
                 purpose="train",
-                task=TaskRef(env=str(ENVIRONMENT), task=task, seed=self._count),
+                task=TaskRef(env=str(ENVIRONMENT), task=task, seed=self._seed + self._count),
                 harness=harness,
                 env_kind=kind,  # type: ignore[arg-type]
                 limits=limits,
@@ -55,6 +58,10 @@ class Floor:
             )
         )
         return episode
+
+    def sleepers(self) -> int:
+        """How many processes of this process's floors sleep: harnesses that never end, and services."""
+        return running(f"sleep\0{self._seed // 1000}")
 
     async def end_of(self, episode: str, within_s: float = 60.0) -> EpisodeEnded:
         async with asyncio.timeout(within_s):

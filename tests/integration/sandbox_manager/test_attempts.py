@@ -6,7 +6,6 @@ import tarfile
 
 import pytest
 from manager_floor import RUN, Floor
-from process_watch import running
 
 from openforge.bus import Bus
 from openforge.protos import EndReason, EpisodeEnded, EpisodeStarted
@@ -64,8 +63,8 @@ async def test_an_agent_that_never_ends_is_out_of_time(floor: Floor, harness: st
     await floor.attempt("steps", "pipeline")  # the env host is up
     ended = await floor.attempt(harness, kind, timeout_s=1.5)
     assert ended.reason is EndReason.OUT_OF_TIME
-    assert ended.agent_s < 5
-    assert running("sleep\0009876") == 0
+    assert ended.agent_s < 15  # of the 20 that it has elsewhere
+    assert floor.sleepers() == 0
 
 
 async def test_a_direct_environment_is_stepped_by_our_loop_and_its_counts_are_told(floor: Floor) -> None:
@@ -113,7 +112,7 @@ async def test_the_services_of_a_task_are_up_before_its_agent_and_gone_after_it(
     assert ended.reason is EndReason.FINISHED, ended
     files = await left_files(floor.bus, ended)
     assert files["workspace/done.txt"] == files["workspace/start.txt"] != b""
-    assert running("sleep\0009876") == 0
+    assert floor.sleepers() == 0
 
 
 async def test_a_service_that_does_not_come_up_is_nobodys_doing(floor: Floor) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from manager_floor import RUN, Floor
-from process_watch import running
 
 from openforge.bus import BusSettings
 from openforge.protos import EndReason, EpisodeStarted
@@ -43,7 +42,7 @@ async def test_a_killed_manager_loses_its_attempts_as_infrastructure(
     episode = await quiet_floor.request(harness, kind, timeout_s=120)
     await begun(quiet_floor, episode)
     async with asyncio.timeout(30):
-        while not running("sleep\x009876"):
+        while not quiet_floor.sleepers():
             await asyncio.sleep(0.05)
     first.send_signal(signal.SIGKILL)
     await asyncio.to_thread(first.wait)
@@ -51,7 +50,7 @@ async def test_a_killed_manager_loses_its_attempts_as_infrastructure(
     try:
         ended = await quiet_floor.end_of(episode, within_s=90)
         assert ended.reason is EndReason.HOST_LOST
-        assert running("sleep\x009876") == 0
+        assert quiet_floor.sleepers() == 0
         boxes = [place.stem for place in Path(quiet_floor.settings.home, "sandboxes", "boxes").iterdir()]
         assert [name for name in boxes if episode in name] == []
         assert (await quiet_floor.attempt("steps", "pipeline")).reason is EndReason.FINISHED
@@ -68,4 +67,4 @@ async def test_a_manager_that_is_asked_to_stop_ends_cleanly_and_soon(
     await begun(quiet_floor, episode)
     manager.terminate()
     assert await asyncio.wait_for(asyncio.to_thread(manager.wait), 15) == 0
-    assert running("sleep\x009876") == 0
+    assert quiet_floor.sleepers() == 0

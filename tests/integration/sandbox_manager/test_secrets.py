@@ -27,7 +27,7 @@ async def test_a_model_key_is_on_no_command_line_in_no_log_and_in_no_fact(
     caplog.set_level(logging.DEBUG)
     episode = await floor.request("endless", "command", timeout_s=15.0)
     async with asyncio.timeout(60):
-        while not on_command_lines("sleep\0009876"):  # it has asked the model, and works
+        while not floor.sleepers():  # it has asked the model, and works
             await asyncio.sleep(0.05)
     (secret,) = floor.turns.secrets
     assert on_command_lines(secret) == []

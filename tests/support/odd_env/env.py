@@ -1,4 +1,7 @@
-"""An environment whose harnesses misbehave, each in one way. For tests of the sandbox manager."""
+"""An environment whose harnesses misbehave, each in one way. For tests of the sandbox manager.
+
+What never ends sleeps for as many seconds as its task has for a seed, so that its processes can be told from others'.
+"""
 
 import asyncio
 import os
@@ -33,7 +36,7 @@ COMMANDS = {
     "absent": "/no/such/harness",
     "crash": f"{ASK}; echo dying with $KEY >&2; exit 3",
     "talker": f"{ASK}; {ASK}; {ASK}; exit 1",
-    "endless": f"{ASK}; setsid sleep 9876 & sleep 9876",
+    "endless": f"{ASK}; read long <start.txt; setsid sleep $long & sleep $long",
     "hog": f"{ASK}; x=$(head -c 400000000 /dev/zero | tr '\\0' x); echo $x",
     "writer": f"{ASK}; (setsid sh -c 'while :; do date +%N > clock; done' >/dev/null 2>&1 &); sleep 0.2",
 }
@@ -73,7 +76,7 @@ class Served(Start):
             command=("/bin/sh", "/tmp/services/write.sh", str(seed)),
             health=Health(command=("test", "-s", "/workspace/start.txt"), timeout_s=10.0),
         )
-        write = TaskFile(content=b"sleep 0.5; echo $1 > start.txt; exec sleep 9876\n")
+        write = TaskFile(content=b"sleep 0.5; echo $1 > start.txt; exec sleep $1\n")
         drawn = super().draw(seed, split)
         return replace(drawn, workspace={}, services=(service,), service_files={"write.sh": write})
 
@@ -161,7 +164,7 @@ class Odd:
 
     def _hang_in_a_thread(self) -> None:
         sync: Any = self._sandbox
-        sync.exec_sync("sleep 9876", timeout_s=600)
+        sync.exec_sync("sleep $(cat start.txt)", timeout_s=600)
 
 
 async def ask(llm_args: LlmArgs) -> None:
