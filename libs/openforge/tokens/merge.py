@@ -62,7 +62,7 @@ def merge(
 
     Turns of the callers in `context` are not trained, `guided` ones only if it is true, answers of which nobody knows
     whether they were used only if `ambiguous` is, and neither are `orphaned` ones, whose answers came to nobody, unless
-    the harness went on from them.
+    a later prompt goes on from them or shows them.
     """
     if any(turn.fact.usage is not None for turn in conversation):
         return _without_ids(conversation)

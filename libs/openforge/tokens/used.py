@@ -26,13 +26,10 @@ class Use(msgspec.Struct, frozen=True):
 
 
 def use_of(conversation: Conversation, orphaned: Collection[int], *, ambiguous_counts: bool) -> Use:
-    """Answers that were `orphaned` came to nobody, unless the harness went on from them."""
+    """Answers that were `orphaned` came to nobody, unless a later prompt goes on from them or shows them."""
     heads = {turn.fact.turn: _continued(conversation, turn) for turn in conversation}
-    received = {
-        turn.fact.turn
-        for turn in conversation
-        if turn.fact.status is TurnStatus.DELIVERED and turn.fact.turn not in orphaned
-    }
+    told = {turn.fact.turn for turn in conversation if turn.fact.status is TurnStatus.DELIVERED}
+    received = _with_shown(conversation, told.difference(orphaned), told.intersection(orphaned))
     read = {number for number in received if covered(conversation.turns[number].free())}
     went_on = {head for head in heads.values() if head is not None} & _with_heads(read, heads)
     not_counted: set[int] = set()
@@ -64,6 +61,18 @@ def _with_heads(turns: Iterable[int], heads: dict[int, int | None]) -> set[int]:
         while current is not None and current not in found:
             found.add(current)
             current = heads[current]
+    return found
+
+
+def _with_shown(conversation: Conversation, received: set[int], orphaned: set[int]) -> set[int]:
+    """Also the orphaned answers that a later prompt shows. Of equal ones that it shows it is one that was received."""
+    found = set(received)
+    for number in sorted(orphaned):
+        answer = conversation.turns[number]
+        later = next((turn for turn in conversation if _shows(turn, answer)), None)
+        equal = (other for other in found if conversation.turns[other].fact.sampled == answer.fact.sampled)
+        if later is not None and not any(_shows(later, conversation.turns[other]) for other in equal):
+            found.add(number)
     return found
 
 

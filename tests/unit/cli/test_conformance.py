@@ -16,7 +16,7 @@ from openforge.cli.conformance.script import ASIDE, HELPED, LAST_WORD, STEPS, TH
 from openforge.cli.conformance.truth import unaccounted
 from openforge.harnesses import ALL, Harness, find
 from openforge.harnesses.harness import HELPER, mark
-from openforge.protos import Span, TrajectoryVerified, TurnRecorded
+from openforge.protos import Dropped, Span, TrajectoryVerified, TurnRecorded
 from openforge.runs.config import TrainingSection
 from openforge.verifier.core import Claimed, Evidence, Record, record_of, verified
 
@@ -168,3 +168,18 @@ def test_a_call_that_was_sent_twice_and_is_trained_twice_is_named() -> None:
     assert list(unaccounted(trajectory, turns)) == []
     both = verdict([changed(first, digest=""), changed(twin, digest=""), turns[2]])
     assert list(unaccounted(both, turns)) == ["turn 1 is trained beside turn 0, the same call sent again"]
+
+
+def test_an_answer_that_the_harness_gave_back_and_that_is_not_trained_is_named() -> None:
+    """As where a proxy is killed that alone knew who had read it, and no prompt goes on from it token by token."""
+    first, second = attempt(requested("shell", "rename"), command("ls"), command("mv a b"))
+    turns = [first, changed(second, kept=2)]
+    trajectory = verdict(turns)
+    assert list(unaccounted(trajectory, turns)) == []
+    [sequence] = trajectory.sequences
+    without = msgspec.structs.replace(
+        sequence, turns=(1,), loss=tuple(span for span in sequence.loss if span.start > TURN_TOKENS)
+    )
+    dropped = (Dropped(reason="orphaned", tokens=TURN_TOKENS),)
+    lost = msgspec.structs.replace(trajectory, sequences=(without,), dropped=dropped)
+    assert list(unaccounted(lost, turns)) == ["turn 0 was used and is not trained"]

@@ -512,6 +512,31 @@ def test_an_answer_that_came_to_nobody_is_not_trained_unless_it_was_used() -> No
     assert _trained(merge(rebuild(turns), orphaned=[0])) == [[2, 4]]
 
 
+def test_an_answer_of_which_nobody_knew_that_it_was_read_is_trained_where_a_later_prompt_shows_it() -> None:
+    """None goes on from it token by token: 7 is gone."""
+    turns = [_turn(0, [1, 7, 8], [4, 2]), _turn(1, [8, 4, 2, 6, 7, 8], [3], parent=0, prefix=1)]
+    assert sorted(_trained(merge(rebuild(turns), orphaned=[0]))) == [[3], [4, 2]]
+    turns[1] = _turn(1, [8, 5, 2, 6, 7, 8], [3], parent=0, prefix=1)
+    merged = merge(rebuild(turns), orphaned=[0])
+    assert (_trained(merged), merged.dropped) == ([[3]], (Dropped(reason="orphaned", tokens=2),))
+
+
+@pytest.mark.parametrize("note", [7, 9])
+@pytest.mark.parametrize("orphaned", [[0], [1], [0, 1]])
+def test_of_equal_answers_that_a_later_prompt_shows_one_is_trained_whoever_read_which(
+    orphaned: list[int], note: int
+) -> None:
+    """The question is sent twice, or again with another note."""
+    turns = [
+        _turn(0, [1, 7, 8], [4, 2], digest="d"),
+        _turn(1, [1, note, 8], [4, 2], digest="d" if note == 7 else "e"),
+        _turn(2, [8, 4, 2, 6, 7, 8], [3], parent=0, prefix=1, cause=BranchCause.TRANSIENT),
+    ]
+    merged = merge(rebuild(turns), orphaned=orphaned)
+    assert sorted(_trained(merged)) == [[3], [4, 2]]
+    assert merged.dropped == (Dropped(reason="orphaned", tokens=2),)
+
+
 def test_what_an_endpoint_said_is_counted_as_it_counted_and_never_trained() -> None:
     fact = next(fact for fact in FACTS if isinstance(fact, TurnRecorded))
     said = msgspec.structs.replace(

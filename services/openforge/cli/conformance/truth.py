@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from tokenizers import Tokenizer
 
-from openforge.chat.canonical import chain_of
+from openforge.chat.canonical import answer_key, chain_of
 from openforge.chat.chatml import CLOSE, OPEN, parse_hermes, split_reasoning
 from openforge.chat.contract import Message, Renderer, Tool
 from openforge.protos import Sequence as TrainingSequence
@@ -125,12 +125,16 @@ def _meaning(text: str) -> bytes:
 
 
 def unaccounted(trajectory: TrajectoryVerified, turns: Sequence[TurnRecorded]) -> Iterator[str]:
-    """Sampled tokens that are trained twice, neither trained nor dropped with a reason, or trained though not used."""
+    """Sampled tokens that are trained twice, neither trained nor dropped with a reason, trained though not used, or
+    not trained though used.
+    """
     trained = Counter(turn for sequence in trajectory.sequences for turn in sequence.turns)
     for turn, times in trained.items():
         if times > 1:
             yield f"turn {turn} stands in {times} sequences"
-    yield from _trained_beside(trained.keys(), turns)
+    conversation = rebuild(turns)
+    yield from _trained_beside(trained.keys(), conversation)
+    yield from _lost(trained.keys(), conversation)
     delivered = sum(span.length for sequence in trajectory.sequences for span in sequence.loss)
     dropped = sum(entry.tokens for entry in trajectory.dropped)
     sampled = sum(len(turn.sampled) // 4 for turn in turns)
@@ -138,12 +142,26 @@ def unaccounted(trajectory: TrajectoryVerified, turns: Sequence[TurnRecorded]) -
         yield f"{sampled} tokens were sampled, {delivered} are trained and {dropped} dropped with a reason"
 
 
-def _trained_beside(trained: Collection[int], turns: Sequence[TurnRecorded]) -> Iterator[str]:
+def _trained_beside(trained: Collection[int], conversation: Conversation) -> Iterator[str]:
     """Trained answers that nothing went on from, beside another trained answer to the same call."""
-    length = {turn.fact.turn: turn.length for turn in rebuild(turns)}
-    used = {turn.parent for turn in turns if turn.parent is not None and turn.prefix == length[turn.parent]}
-    for turn in turns:
-        twins = [other.turn for other in turns if other.digest == turn.digest and other is not turn]
+    facts = [turn.fact for turn in conversation]
+    length = {turn.fact.turn: turn.length for turn in conversation}
+    used = {fact.parent for fact in facts if fact.parent is not None and fact.prefix == length[fact.parent]}
+    for fact in facts:
+        twins = [other.turn for other in facts if other.digest == fact.digest and other is not fact]
         beside = [twin for twin in twins if twin in trained]
-        if turn.digest and turn.turn in trained and turn.turn not in used and beside:
-            yield f"turn {turn.turn} is trained beside turn {beside[0]}, the same call sent again"
+        if fact.digest and fact.turn in trained and fact.turn not in used and beside:
+            yield f"turn {fact.turn} is trained beside turn {beside[0]}, the same call sent again"
+
+
+def _lost(trained: Collection[int], conversation: Conversation) -> Iterator[str]:
+    """Answers that the harness gave back with a later call, so that it used them, and that are trained nowhere."""
+    told = conversations(conversation)
+    given_back = {
+        answer_key(message) for turn in told.values() for message in turn.messages if message.role == "assistant"
+    }
+    kept = {answer_key(told[turn].reply) for turn in trained}
+    for turn in conversation:
+        key = answer_key(told[turn.fact.turn].reply)
+        if turn.sampled_length and key in given_back - kept:
+            yield f"turn {turn.fact.turn} was used and is not trained"
