@@ -32,6 +32,7 @@ logger = logging.getLogger("openforge.bus")
 
 ACK_TIMEOUT_S = 5.0
 RECONNECT_WAIT_S = 0.25
+SILENCE = "not a word came"
 HEADROOM = 4096  # headers share max_payload with the payload
 _OLDEST_SERVER = (2, 11)  # batched direct get
 _VIOLATION = re.compile(r'permissions violation for (publish|subscription) to "([^"]+)"')
@@ -182,9 +183,9 @@ class Link:
                 f"the NATS server at {url} did not let us in ({self._refused.result()}): "
                 "set OPENFORGE_NATS_NKEY_SEED_FILE to a seed that it knows"
             )
-        why = f" ({self._last_error})" if self._last_error else ""
+        why = str(self._last_error or "") or SILENCE
         return NoServer(
-            f"no NATS server answered at {url} within {waited_s:g} s{why}: start one, or set OPENFORGE_NATS_URL"
+            f"no NATS server answered at {url} within {waited_s:g} s ({why}): start one, or set OPENFORGE_NATS_URL"
         )
 
     async def close(self) -> None:

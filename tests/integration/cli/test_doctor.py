@@ -1,6 +1,8 @@
 """Deployments broken on purpose, each on real servers: the doctor names the fault and what to do."""
 
 import asyncio
+import os
+import signal
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -15,7 +17,7 @@ from pods import cluster
 
 from openforge.bus import Bus, BusSettings
 from openforge.bus.permissions import OPERATOR
-from openforge.bus.server import NatsServer, ServerConfig, free_port
+from openforge.bus.server import NatsServer, ServerConfig, find_binary, free_port
 from openforge.bus.settings import StreamLimits
 from openforge.cli.doctor import Deployment, Finding, examine
 from openforge.protos import RunSubmitted
@@ -88,6 +90,37 @@ async def test_no_server(tmp_path: Path) -> None:
     await the_fault(Deployment(bus=settings, sandbox=False), "bus", "no NATS server answered", "OPENFORGE_NATS_URL")
 
 
+async def test_a_server_that_takes_connections_and_says_nothing(world: World) -> None:
+    settings = msgspec.structs.replace(world.settings(OPERATOR), connect_timeout_s=1.0)
+    os.kill(world.server.pid, signal.SIGSTOP)
+    try:
+        async with asyncio.timeout(60):
+            found = await faults(deployment(world, bus=settings, run=RUN))
+    finally:
+        os.kill(world.server.pid, signal.SIGCONT)
+    assert list(found) == ["bus", "credentials of operator"]
+    assert "no NATS server answered" in found["bus"].said
+    assert "not a word came" in found["bus"].said
+    assert "a nats-server that hangs is started again" in found["bus"].remedy
+
+
+async def test_a_server_without_jetstream() -> None:
+    port = free_port()
+    server = await asyncio.create_subprocess_exec(
+        find_binary(), "-a", "127.0.0.1", "-p", str(port), stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        assert server.stderr is not None
+        while b"Server is ready" not in (line := await server.stderr.readline()):
+            assert line, "nats-server ended at once"
+        settings = BusSettings(url=f"nats://127.0.0.1:{port}", connect_timeout_s=5.0)
+        what = Deployment(bus=settings, sandbox=False)
+        await the_fault(what, "bus", "is JetStream enabled", "`jetstream` block")
+    finally:
+        server.kill()
+        await server.wait()
+
+
 async def test_a_server_that_does_not_let_us_in(world: World) -> None:
     stranger = BusSettings(url=world.server.url, connect_timeout_s=3.0)
     await the_fault(Deployment(bus=stranger, sandbox=False), "bus", "did not let us in", "operator's seed")
@@ -123,8 +156,17 @@ async def test_streams_with_too_few_copies_and_a_node_of_the_cluster_that_is_gon
             await pods.process("nats-1").stop()
             while "streams" not in (found := await faults(Deployment(bus=settings, sandbox=False))):
                 await asyncio.sleep(0.5)  # until the others miss it
-    assert "nats-1 is not up to date" in found["streams"].said
-    assert "start that NATS node again" in found["streams"].remedy
+        assert "nats-1 is not up to date" in found["streams"].said
+        assert "start that NATS node again" in found["streams"].remedy
+        await pods.process("nats-2").stop()
+        silent = Deployment(bus=settings, run=RUN, sandbox=False)
+        async with asyncio.timeout(240):
+            while (
+                list(found := await faults(silent)) != ["streams"]
+                or "its streams do not work" not in found["streams"].said
+            ):
+                await asyncio.sleep(0.5)  # until the last one knows that it leads nothing any more
+    assert "unless more than half of them are up" in found["streams"].remedy
 
 
 async def test_sandboxes_that_cannot_be_made(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

