@@ -238,7 +238,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         return asyncio.run(_report(options, module, tasks, seeds))
     except (NoSuchEnvironment, BadEnvironment, NoSuchTask, BadTask, BadEndpoint) as error:
-        print(error, file=sys.stderr)
+        print(f"openforge: {error}", file=sys.stderr)
         return 2
 
 

@@ -5,7 +5,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import msgspec
 import typer
@@ -15,6 +15,7 @@ from openforge.bus.server import NoServerBinary
 from openforge.cli.conduct import Outcome, conduct, stand_by
 from openforge.cli.display import display, lost
 from openforge.cli.home import Home, Unusable
+from openforge.cli.reach import BAD_USE, fail
 from openforge.cli.remote import Detached, conduct_remotely, settings_for
 from openforge.cli.supervise import GaveUp
 from openforge.endpoint import Address, BadEndpoint, Endpoint
@@ -70,7 +71,7 @@ def _train_here(config: RunConfig, plain: bool) -> None:
         with home.held(), display(config, plain=plain) as shown:
             outcome = asyncio.run(conduct(config, home, shown.show))
     except CANNOT_GO_ON as error:
-        _fail(str(error), 1)
+        fail(str(error))
     _say_end(config, outcome)
     typer.echo(f"summary {os.path.relpath(home.summary)}\nreport  {os.path.relpath(home.report)}")
     raise typer.Exit(EXIT[outcome.reason])
@@ -82,7 +83,7 @@ def _train_remotely(config: RunConfig, url: str, plain: bool) -> None:
             builtin_folder(config.model.path.removeprefix(BUILTIN))
         settings = settings_for(url)
     except (UnknownModel, BadSettings) as error:
-        _fail(str(error), 2)
+        fail(str(error), BAD_USE)
     try:
         with display(config, plain=plain) as shown:
             outcome = asyncio.run(conduct_remotely(config, settings, shown.show))
@@ -90,7 +91,7 @@ def _train_remotely(config: RunConfig, url: str, plain: bool) -> None:
         typer.echo(str(detached))
         raise typer.Exit(INTERRUPTED) from None
     except CANNOT_GO_ON as error:
-        _fail(str(error), 1)
+        fail(str(error))
     _say_end(config, outcome)
     raise typer.Exit(EXIT[outcome.reason])
 
@@ -98,15 +99,16 @@ def _train_remotely(config: RunConfig, url: str, plain: bool) -> None:
 def up(run_file: RunFile, overrides: Overrides = None) -> None:
     """Start the bus and the services of a run and keep them running, without submitting it.
 
-    For clients that submit by themselves. Ctrl-C stops everything.
+    For clients that submit by themselves. Ctrl-C stops everything. Exit codes are those of train.
     """
     config = with_model(load(run_file, overrides))
+    check_endpoints(config)
     home = Home(config.run.name)
     try:
         with home.held():
             asyncio.run(stand_by(config, home, typer.echo))
     except CANNOT_GO_ON as error:
-        _fail(str(error), 1)
+        fail(str(error))
 
 
 def plan(config: RunConfig, remote: str = "") -> str:
@@ -156,7 +158,7 @@ def load(run_file: Path, overrides: list[str] | None) -> RunConfig:
     try:
         return load_run_file(run_file, overrides or ())
     except BadRunFile as error:
-        _fail(str(error), 2)
+        fail(str(error), BAD_USE)
 
 
 def with_model(config: RunConfig) -> RunConfig:
@@ -170,7 +172,7 @@ def with_model(config: RunConfig) -> RunConfig:
         builtin = config.model.path.removeprefix(BUILTIN)
         folder = get(builtin) if builtin != config.model.path else resolve(config.model.path)
     except (UnknownModel, ModelUnavailable) as error:
-        _fail(f"model.path: {error}", 2)
+        fail(f"model.path: {error}", BAD_USE)
     return msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, path=str(folder)))
 
 
@@ -182,7 +184,7 @@ def check_endpoints(config: RunConfig) -> None:
             try:
                 asyncio.run(_check(Address(section=section, url=said.url, model=said.model, key_env=said.key_env)))
             except BadEndpoint as error:
-                _fail(str(error), 2)
+                fail(str(error), BAD_USE)
 
 
 async def _check(address: Address) -> None:
@@ -198,8 +200,3 @@ def _say_end(config: RunConfig, outcome: Outcome) -> None:
     for name, value in msgspec.to_builtins(outcome.summary).items():
         typer.echo(f"{name:32} {value:.4g}" if isinstance(value, float) else f"{name:32} {value}")
     typer.echo(f"lost: {lost(outcome.progress)}")
-
-
-def _fail(message: str, code: int) -> NoReturn:
-    typer.echo(f"error: {message}", err=True)
-    raise typer.Exit(code)

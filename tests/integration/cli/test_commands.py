@@ -288,11 +288,58 @@ def test_a_folder_of_runs_that_cannot_be_written_is_named(tmp_path: Path, monkey
     (tmp_path / "a-file").touch()
     monkeypatch.setenv("OPENFORGE_RUNS", str(tmp_path / "a-file"))
     monkeypatch.delenv("OPENFORGE_NATS_URL", raising=False)
-    result = CliRunner().invoke(app, ["train", str(Path(__file__).parents[3] / "examples" / "tiny.toml")])
+    result = CliRunner().invoke(app, ["train", TINY])
     assert result.exit_code == 1
-    assert result.output.startswith(f"error: the folder of the run, {tmp_path / 'a-file' / 'tiny'}, cannot be written")
+    assert result.output.startswith(
+        f"openforge: the folder of the run, {tmp_path / 'a-file' / 'tiny'}, cannot be written"
+    )
     assert "set OPENFORGE_RUNS" in result.output
     assert CliRunner().invoke(app, ["status", "tiny"]).exit_code == 1
+
+
+TINY = str(Path(__file__).parents[3] / "examples" / "tiny.toml")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("train", "nowhere.toml"),
+        ("train", TINY, "--set", "run.steps=-1"),
+        ("train", TINY, "--set", "model.path=builtin:nothing"),
+        ("train", TINY, "--remote", "nats://127.0.0.1:9", "--set", "model.path=builtin:nothing"),
+        ("up", "nowhere.toml"),
+        ("eval", "nowhere.toml"),
+        ("eval", TINY, "--model", "m"),
+        ("eval", TINY, "--version", "nobody@3"),
+        ("status", "nobody"),
+        ("pause", "nobody"),
+        ("resume", "nobody"),
+        ("stop", "nobody"),
+        ("tail", "nobody"),
+        ("ledger", "nobody"),
+        ("report", "nobody"),
+        ("metrics", "nobody", "--once"),
+        ("sink", "nobody", "--to", "nothing"),
+        ("export", "nobody", "--out", "there"),
+        ("import", "nowhere"),
+        ("checkpoint", "list", "nobody"),
+        ("model", "get", "nothing"),
+        ("env", "check", "nothing"),
+        ("env", "new", "Not-a-name"),
+        ("bench", "nothing"),
+        ("conformance", "nothing"),
+        ("bus", "credentials", "--run", "nobody", "--consumer", "a b"),
+    ],
+    ids=" ".join,
+)
+def test_every_command_says_why_it_ends_in_the_same_form(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code in (1, 2), result.output
+    assert isinstance(result.exception, SystemExit), result.exception
+    assert result.stderr.startswith("openforge: "), result.output
 
 
 def test_a_broken_address_is_one_that_nobody_answers_at(runs: Path) -> None:

@@ -24,6 +24,7 @@ def test_a_run_without_its_model_is_refused_with_the_way_out(tmp_path: Path, mon
     assert "choose one of smollm2-135m, tiny" in result.output
 
 
+@pytest.mark.parametrize("command", [("train", "--plain"), ("up",)], ids=lambda command: command[0])
 @pytest.mark.parametrize(
     ("key_env", "said"),
     [
@@ -32,7 +33,7 @@ def test_a_run_without_its_model_is_refused_with_the_way_out(tmp_path: Path, mon
     ],
 )
 def test_a_judge_that_cannot_be_asked_is_told_before_anything_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key_env: str, said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key_env: str, said: str, command: tuple[str, ...]
 ) -> None:
     monkeypatch.setenv("OPENFORGE_RUNS", str(tmp_path))
     monkeypatch.setenv("JUDGE_KEY", "wrong")
@@ -40,7 +41,8 @@ def test_a_judge_that_cannot_be_asked_is_told_before_anything_starts(
     with stub_chat(lambda _: (401, {"error": {"message": "no"}})) as chat:
         judge = {"url": chat.base_url, "model": "m", "key_env": key_env}
         overrides = [word for name, value in judge.items() for word in ("--set", f"judge.{name}={value}")]
-        result = CliRunner().invoke(app, ["train", str(tiny), "--plain", *overrides])
+        result = CliRunner().invoke(app, [*command, str(tiny), *overrides])
     assert result.exit_code == 2, result.output
     assert said in result.output
+    assert result.output.startswith("openforge: ")
     assert not list(tmp_path.glob("*/nats"))

@@ -96,7 +96,7 @@ async def stub_process(model: Path, chunks: int) -> AsyncIterator[tuple[int, int
     try:
         assert process.stdout is not None
         if await process.stdout.readline() != b"ready\n":
-            raise SystemExit("the stub engine ended at once: its last line says why")
+            raise SystemExit("openforge: the stub engine ended at once: its last line says why")
         yield port, process.pid
     finally:
         process.terminate()
@@ -120,7 +120,7 @@ async def proxy_process(folder: Path, nats_url: str, engine_port: int) -> AsyncI
     try:
         while not ((state := read_health(health)) and state.ready):
             if process.returncode is not None:
-                raise SystemExit(f"the proxy ended at once: {(folder / 'proxy.log').read_text()[-500:]}")
+                raise SystemExit(f"openforge: the proxy ended at once: {(folder / 'proxy.log').read_text()[-500:]}")
             await asyncio.sleep(0.05)
         yield port, process.pid
     finally:
@@ -369,7 +369,7 @@ def main() -> None:
     try:
         text = msgspec.json.encode(uvloop.run(bench(options)))
     except BadAnswer as error:
-        raise SystemExit(f"our own proxy failed: {error}") from error
+        raise SystemExit(f"openforge: our own proxy failed: {error}") from error
     print((text if said.json else msgspec.json.format(text, indent=2)).decode())
 
 

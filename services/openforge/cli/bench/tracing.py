@@ -62,7 +62,7 @@ def measured(mode: str, collector: str, calls: int) -> dict[str, float]:
     command = (sys.executable, "-m", "openforge.cli.bench.proxy", *options)
     done = subprocess.run(command, env=env, stdout=subprocess.PIPE, check=False)
     if done.returncode:
-        raise SystemExit(f"bench proxy ended with exit code {done.returncode} ({mode})")
+        raise SystemExit(f"openforge: bench proxy ended with exit code {done.returncode} ({mode})")
     figures = msgspec.json.decode(done.stdout)
     return {"cpu": figures["proxy_cpu_ms_per_call"], "calls": figures["calls_per_s_c16"]}
 
