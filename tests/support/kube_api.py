@@ -59,6 +59,7 @@ class KubeApi:
         self._news = asyncio.Event()
         self._broken = asyncio.Event()
         self._nodes: dict[str, Running] = {}
+        self._begun: list[Running] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._runner: web.AppRunner | None = None
 
@@ -91,6 +92,7 @@ class KubeApi:
         self._news.set()
         assert self._runner is not None
         await self._runner.cleanup()
+        await asyncio.gather(*(running.ended() for running in self._begun))
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def kubeconfig(self, place: Path) -> Path:
@@ -293,6 +295,7 @@ class KubeApi:
             self._state(pod, {"phase": "Pending", "containerStatuses": [_container(pod, waiting)]})
             return
         running = Running(self._folder / name, self._toolbox, self.image_volumes)
+        self._begun.append(running)
         await running.start(spec)
         if ("pods", name) not in self._objects:
             running.kill()
@@ -318,7 +321,7 @@ class Running:
         self._folder = folder
         self._toolbox = toolbox
         self._image_volumes = image_volumes
-        self._outer: asyncio.subprocess.Process | None = None
+        self._processes: list[asyncio.subprocess.Process] = []
         self.pid = 0
 
     async def start(self, spec: dict[str, Any]) -> None:
@@ -342,7 +345,7 @@ class Running:
         line = ["bwrap", *self._view(box, etc), "--info-fd", str(told_write), "--", *box["command"]]
         quiet = asyncio.subprocess.DEVNULL
         try:
-            self._outer = await asyncio.create_subprocess_exec(*line, stdin=quiet, pass_fds=(told_write,))
+            self._processes.append(await asyncio.create_subprocess_exec(*line, stdin=quiet, pass_fds=(told_write,)))
         finally:
             os.close(told_write)
         told = await asyncio.to_thread(_read_all, told_read)
@@ -370,6 +373,13 @@ class Running:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)  # the first process: all others go with it
 
+    async def ended(self) -> None:
+        """When none of its processes is left."""
+        for process in self._processes:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
     async def exec(self, socket: web.WebSocketResponse, command: list[str]) -> None:
         pipe = asyncio.subprocess.PIPE
         join = ["nsenter", "-t", str(self.pid), "-U", "-m", "-p", "-n", "-i", "-u", "-S", "1000", "-G", "1000"]
@@ -377,6 +387,7 @@ class Running:
             "setpriv", "--no-new-privs", *join, "--", *command,
             stdin=pipe, stdout=pipe, stderr=pipe, env={"PATH": "/usr/bin:/bin"}, cwd="/",
         )  # fmt: skip
+        self._processes.append(process)
         assert process.stdout is not None
         assert process.stderr is not None
         outs = [asyncio.ensure_future(_carry(socket, n, r)) for n, r in ((1, process.stdout), (2, process.stderr))]

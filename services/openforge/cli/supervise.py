@@ -111,6 +111,8 @@ class Supervised:
                 start_new_session=True,
                 preexec_fn=self.spec.before_exec,
             )
+        if self._stopping.is_set():  # while it was being started
+            await self.stop()
         self._change("running")
         watcher = asyncio.create_task(self._watch_health())
         try:

@@ -70,3 +70,17 @@ async def test_stop_ends_children_that_ignore_it_too(tmp_path: Path) -> None:
     async with asyncio.timeout(10):  # init reaps it in its own time
         while alive(child):
             await asyncio.sleep(0.05)
+
+
+async def test_a_stop_while_a_process_is_being_started_ends_it_too(tmp_path: Path) -> None:
+    supervisor = Supervisor([python(tmp_path, "sleeper", "import time; time.sleep(60)")], policy=QUICK)
+    running = asyncio.create_task(supervisor.run())
+    sleeper = supervisor["sleeper"]
+    while not sleeper.starts:
+        await asyncio.sleep(0)
+    assert sleeper.process is None
+    await supervisor.stop()
+    async with asyncio.timeout(30):
+        await running
+    assert sleeper.process is not None
+    assert not alive(sleeper.process.pid)
