@@ -46,7 +46,8 @@ def main(model: str, world: str, out: str, sections: str, load: str = "") -> Non
         )
     logprobs = backend.logprobs(step.sequences)
     exported = {name: tensor.clone() for name, tensor in backend.export().items()}
-    weights = {name: tensor.double().sum().item() for name, tensor in exported.items()}
+    adapters = backend.adapters() if config.learner.lora.rank else {}
+    weights = {name: tensor.double().sum().item() for name, tensor in {**exported, **adapters}.items()}
     if not load:
         save(backend, folder)
     save_file(exported, folder / "weights.safetensors")

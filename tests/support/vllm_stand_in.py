@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import uvicorn
 from fastapi import FastAPI, Request, Response
+from fastapi.routing import APIRoute
 from openforge_vllm.broadcast import Receiver, Stream
 from safetensors.torch import save_file
 
@@ -25,6 +26,12 @@ from openforge.weights import MANIFEST, WEIGHTS
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
+    parser.add_argument("--lora-modules")
+    parser.add_argument("--lora-target-modules", nargs="+")
+    parser.add_argument("--enable-lora", action="store_true")
+    parser.add_argument("--max-loras", type=int, choices=[1])
+    parser.add_argument("--max-lora-rank", type=int, choices=[1, 8, 16, 32, 64, 128, 256, 320, 512])
+    parser.add_argument("--worker-extension-cls", choices=["openforge_vllm.adapters.AdapterSwap"])
     for name in ("model", "served-model-name", "host", "dtype", "logprobs-mode", "generation-config"):
         parser.add_argument(f"--{name}", required=True)
     for name in ("port", "max-model-len", "max-num-seqs"):
@@ -37,21 +44,24 @@ def _arguments() -> argparse.Namespace:
 
 
 async def _serve(arguments: argparse.Namespace) -> None:
+    adapter = (arguments.lora_modules or "").partition("=")
     options = EngineOptions(
-        model_name=arguments.served_model_name,
+        model_name=adapter[0] or arguments.served_model_name,
         dtype=arguments.dtype,
         max_requests=arguments.max_num_seqs,
         context=arguments.max_model_len,
     )
     engine = EmbeddedEngine(options)
-    await engine.load(Path(arguments.model))
+    await engine.load(Path(adapter[2] or arguments.model))
     app = make_app(engine)
 
     _add_weight_transfer(app, engine)
+    if arguments.enable_lora:
+        _add_swap(app, engine)
 
     @app.middleware("http")
     async def hang_once(request: Request, answer) -> Response:  # type: ignore[no-untyped-def]
-        if request.url.path == "/update_weights" and _asked_to_hang(arguments.stand_in_fail_once):
+        if request.url.path in ("/update_weights", "/collective_rpc") and _asked_to_hang(arguments.stand_in_fail_once):
             await asyncio.sleep(3600)
         result: Response = await answer(request)
         return result
@@ -108,6 +118,22 @@ def _add_weight_transfer(app: FastAPI, engine: EmbeddedEngine) -> None:
         state["started"] = state["loaded"] = False
         await engine.running.ask(lambda batch: batch.rename(body["weight_version"]))
         return {"message": "finished"}
+
+
+def _add_swap(app: FastAPI, engine: EmbeddedEngine) -> None:
+    """The call that the plugin adds to vLLM's workers, before the embedded engine's own of that path."""
+
+    async def swap(request: Request) -> Response:
+        body = await request.json()
+        assert body["method"] == "swap_adapter"
+        if not engine.running.is_paused:
+            os._exit(1)
+        name, folder = body["args"]
+        assert name == engine.options.model_name
+        await engine.load(Path(folder))
+        return Response('{"results": [null]}')
+
+    app.router.routes.insert(0, APIRoute("/collective_rpc", swap, methods=["POST"]))
 
 
 async def _load_received(engine: EmbeddedEngine, folder: Path, stream: Stream, receivers: list[Receiver]) -> None:

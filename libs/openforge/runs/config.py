@@ -38,7 +38,8 @@ class EngineSection(_Section, frozen=True, kw_only=True):
     """`embedded` is our CPU engine; `vllm` starts and drives a real vLLM server with `vllm_args`.
 
     `weight_path` is how new weights reach a vLLM server: it reads the published folder (`disk`), or the learner
-    broadcasts them to its workers over `nccl`, or without GPUs over `gloo`.
+    broadcasts them to its workers over `nccl`, or without GPUs over `gloo`. `lora` is what engines get of a run that
+    trains adapters: the `adapters` alone, or whole weights with them `merged`.
 
     `endpoint` evaluates `model` of an OpenAI-compatible endpoint that somebody else serves: `url` ends where
     `/chat/completions` begins, `key_env` names the environment variable that holds the key, none where empty. Its
@@ -55,6 +56,7 @@ class EngineSection(_Section, frozen=True, kw_only=True):
     keep_versions: int = 3
     vllm_args: tuple[str, ...] = ()
     weight_path: Literal["disk", "nccl", "gloo"] = "disk"
+    lora: Literal["adapters", "merged"] = "adapters"
 
 
 class SamplingSection(_Section, frozen=True, kw_only=True):
@@ -158,7 +160,7 @@ class AlgorithmSection(_Section, frozen=True, kw_only=True):
 
 
 class LoraSection(_Section, frozen=True, kw_only=True):
-    """Low-rank adapters are trained instead of the weights where `rank` is above 0; what is published is merged.
+    """Low-rank adapters are trained instead of the weights where `rank` is above 0.
 
     `targets` are the names of linear layers, or `all-linear`.
     """

@@ -244,6 +244,11 @@ def _at_odds(config: RunConfig) -> Iterator[str]:
             f'engine.weight_path = "{config.engine.weight_path}" with engine.kind = "{config.engine.kind}", which is '
             'no vLLM: write "disk", or engine.kind = "vllm"'
         )
+    if config.engine.weight_path != "disk" and config.learner.lora.rank and config.engine.lora == "adapters":
+        yield (
+            f'engine.weight_path = "{config.engine.weight_path}" with engine.lora = "adapters": a broadcast carries '
+            'whole weights alone; write weight_path = "disk", or lora = "merged"'
+        )
     if config.engine.kind == "vllm" and config.engine.dtype == "float32" and config.learner.autocast == "bfloat16":
         yield (
             'engine.dtype = "float32" with learner.autocast = "bfloat16": the two would disagree on every log-prob; '

@@ -6,6 +6,8 @@ shapes or dtypes than the manifest states; versions in use are never removed.
 
 from openforge.weights.check import check, manifest_of
 from openforge.weights.manifest import (
+    ADAPTERS,
+    BASE,
     MANIFEST,
     WEIGHTS,
     BadWeights,
@@ -19,9 +21,11 @@ from openforge.weights.manifest import (
     read_manifest,
 )
 from openforge.weights.retention import keep_newest
-from openforge.weights.write import drafted, save_tensors, write_model, write_weights
+from openforge.weights.write import drafted, save_tensors, write_folder, write_model, write_weights
 
 __all__ = [
+    "ADAPTERS",
+    "BASE",
     "MANIFEST",
     "WEIGHTS",
     "BadWeights",
@@ -38,6 +42,7 @@ __all__ = [
     "manifest_of",
     "read_manifest",
     "save_tensors",
+    "write_folder",
     "write_model",
     "write_weights",
 ]

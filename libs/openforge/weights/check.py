@@ -3,7 +3,7 @@
 import hashlib
 from pathlib import Path
 
-from openforge.weights.manifest import WEIGHTS, BadWeights, Manifest, decode_manifest, digest_of, manifest_bytes
+from openforge.weights.manifest import BadWeights, Manifest, decode_manifest, digest_of, manifest_bytes
 from openforge.weights.safetensors_header import tensors_of
 
 
@@ -26,7 +26,7 @@ def manifest_of(path: str | Path, digest: str) -> Manifest:
 
 
 def _check_tensors(folder: Path, manifest: Manifest) -> None:
-    found = tensors_of(folder / WEIGHTS)
+    found = tensors_of(folder / manifest.weights)
     if found == manifest.tensors:
         return
     missing = sorted(manifest.tensors.keys() - found.keys())

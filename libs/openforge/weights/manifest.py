@@ -8,6 +8,9 @@ import msgspec
 
 MANIFEST = "manifest.json"
 WEIGHTS = "model.safetensors"
+ADAPTERS = "adapter_model.safetensors"
+BASE = "base"
+"""The folder of the weights that adapters belong to, beside theirs."""
 SCHEMA = 1
 
 Dtype = Literal["float32", "bfloat16"]
@@ -39,7 +42,11 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """`parent` is the digest of the version that these weights were trained from, if any."""
+    """`parent` is the digest of the version that these weights were trained from, if any.
+
+    Where `base` is not empty the weights are low-rank adapters in peft's files, and `base` is the digest of the folder
+    of that name beside this one, which has the weights that they change.
+    """
 
     schema: int = SCHEMA
     version: int
@@ -49,6 +56,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     files: dict[str, FileEntry]
     tensors: dict[str, TensorEntry]
     probe: Probe | None = None
+    base: str = ""
+
+    @property
+    def weights(self) -> str:
+        """The file that has the tensors."""
+        return ADAPTERS if self.base else WEIGHTS
 
 
 class Written(msgspec.Struct, frozen=True, kw_only=True):

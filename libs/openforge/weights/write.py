@@ -5,8 +5,9 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,17 +50,21 @@ def write_weights(
     Config and tokenizer files come from `config_dir`. A folder of that name that was left by a crash
     before its fact was told is replaced.
     """
-    final = Path(root) / folder_name(version, incarnation)
+    stated = Manifest(
+        version=version, incarnation=incarnation, parent=parent, dtype=dtype, files={}, tensors={}, probe=probe
+    )
+    fill = partial(write_model, tensors=tensors, config_dir=config_dir, dtype=dtype)
+    return write_folder(Path(root) / folder_name(version, incarnation), stated, fill)
+
+
+def write_folder(final: Path, stated: Manifest, fill: Callable[[Path], None]) -> Written:
+    """What `fill` puts into the folder that it is given, with the manifest `stated` of its files and tensors."""
     with drafted(final) as draft:
-        write_model(draft, tensors, config_dir=config_dir, dtype=dtype)
-        manifest = Manifest(
-            version=version,
-            incarnation=incarnation,
-            parent=parent,
-            dtype=dtype,
+        fill(draft)
+        manifest = msgspec.structs.replace(
+            stated,
             files={file.name: _entry(file) for file in sorted(draft.iterdir())},
-            tensors=tensors_of(draft / WEIGHTS),
-            probe=probe,
+            tensors=tensors_of(draft / stated.weights),
         )
         data = msgspec.json.encode(manifest)
         draft.joinpath(MANIFEST).write_bytes(data)

@@ -13,6 +13,7 @@ import msgspec
 import typer
 
 from openforge.cli.home import Home
+from openforge.weights.adapters import whole_folder
 
 UNTRAINED = "append,count_lines,grep,head,nested_directory,replace_word,tail,unique_lines,upper_case,write_two_words"
 CASES = {
@@ -58,7 +59,8 @@ def _evaluated(run_file: Path, name: str, model: Path | None, episodes: int, ove
 
 
 def _newest_weights(run: str) -> Path:
-    return max((Home(run).root / "weights").glob("v*-*"))
+    home = Home(run).root
+    return whole_folder(max((home / "weights").glob("v*-*")), home / "merged")
 
 
 if __name__ == "__main__":

@@ -125,7 +125,7 @@ class EmbeddedEngine:
     async def _swap(self, loaded: Loaded) -> None:
         served = Served(loaded.model, loaded.version or UNNAMED)
         if self.worker is None:
-            path = loaded.folder / "tokenizer.json"
+            path = loaded.model_folder / "tokenizer.json"
             self._tokenizer = Tokenizer.from_file(str(path)) if path.exists() else None
             self._guides = Guides(path, loaded.model.shape.vocabulary) if path.exists() else None
             self.worker = Worker(served, self._limits(loaded), threads=self.options.threads)

@@ -28,7 +28,8 @@ from openforge.engine.settings import Settings
 from openforge.runs import RunConfig
 from openforge.service import BadSettings, log
 from openforge.service.sockets import host_and_port
-from openforge.weights import BadWeights, Manifest, check, manifest_of, read_manifest
+from openforge.weights import BASE, BadWeights, Manifest, check, manifest_of, read_manifest
+from openforge.weights.adapters import base_of, rank_of, targets_of
 from openforge.wire.generate import GenerateRequest, GenerateResponse, SamplingParams
 
 SERVED_NAME = "policy"
@@ -49,6 +50,8 @@ _SILENT_S = 60.0
 _NEW_CONNECTIONS = httpx.Limits(max_keepalive_connections=0)
 """A kept connection that the server closes in the same moment would look like a weight call that failed."""
 _TERM_S = 10.0
+_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Those that `--max-lora-rank` may be."""
 
 
 class EngineLost(RuntimeError):
@@ -65,6 +68,7 @@ class VllmBackend:
         self._command = tuple(command) or (_interpreter(settings), *_SERVER)
         self._child: asyncio.subprocess.Process | None = None
         self._folder: Path | None = None
+        self._base = ""
         self._link, self._workers = "", 0
         self._watching: asyncio.Task[None] | None = None
         self._http = httpx.AsyncClient(
@@ -79,10 +83,13 @@ class VllmBackend:
         clock = Laps()
         broadcast = self._broadcast_of(digest, stream)
         manifest = await asyncio.to_thread(manifest_of if broadcast else _checked, folder, digest)
+        if manifest.base:
+            broadcast = None
+            await asyncio.to_thread(base_of, folder, manifest)
         check_s = clock.lap()
         before = self._folder
         try:
-            patience_s = await self._carry(folder, digest, version, broadcast)
+            patience_s = await self._carry(folder, digest, version, manifest, broadcast)
             carry_s = clock.lap()
             error = await self._probe(folder, manifest, patience_s)
         except (BadWeights, EngineLost) as problem:
@@ -109,21 +116,26 @@ class VllmBackend:
             "engine": self._settings.engine_name,
         }
 
-    async def _carry(self, folder: Path, digest: str, version: int, broadcast: dict[str, Any] | None) -> float:
+    async def _carry(
+        self, folder: Path, digest: str, version: int, manifest: Manifest, broadcast: dict[str, Any] | None
+    ) -> float:
         """Into the running server if there is one and it takes them, else into a fresh one.
 
         Returns how long the first answer may take: a fresh server compiles some functions for it.
         """
-        if self._child is not None:
+        if self._child is not None and self._base == manifest.base:
             try:
-                await self._update(folder, version, broadcast)
+                if manifest.base:
+                    await self._swap(folder, version)
+                else:
+                    await self._update(folder, version, broadcast)
             except EngineLost as problem:
                 log.error("weight call failed, restarting vLLM", why=str(problem), version=version)
             else:
                 return self._settings.weight_call_timeout_s
         if broadcast:
             await asyncio.to_thread(check, folder, digest)
-        await self._begin_child(folder, version)
+        await self._begin_child(folder, version, manifest)
         return _START_S
 
     async def _update(self, folder: Path, version: int, broadcast: dict[str, Any] | None) -> None:
@@ -137,6 +149,13 @@ class VllmBackend:
         await self._post("/finish_weight_update", {"weight_version": str(version)})
         await self._post("/resume")
 
+    async def _swap(self, folder: Path, version: int) -> None:
+        """As an update. The pause is what has the keys and values of the adapters before thrown away."""
+        await self._post("/pause?mode=keep")
+        await self._post("/collective_rpc", {"method": "swap_adapter", "args": [SERVED_NAME, str(folder)]})
+        await self._post("/update_weight_version", {"new_version": str(version)})
+        await self._post("/resume")
+
     async def _go_back(self, folder: Path | None) -> None:
         """Serve what was served before, on a fresh server: nobody knows what this one holds."""
         await self._end_child()
@@ -144,7 +163,7 @@ class VllmBackend:
             return
         try:
             manifest = read_manifest(folder)
-            await self._begin_child(folder, manifest.version)
+            await self._begin_child(folder, manifest.version, manifest)
         except (BadWeights, EngineLost) as error:
             self._die(EngineLost(f"vLLM serves neither the new weights nor those before ({error})"))
 
@@ -180,8 +199,9 @@ class VllmBackend:
 
     # The process group
 
-    async def _begin_child(self, folder: Path, version: int) -> None:
+    async def _begin_child(self, folder: Path, version: int, manifest: Manifest) -> None:
         await self._end_child()
+        self._base = manifest.base
         env = _ENVIRONMENT | os.environ | {"OMP_NUM_THREADS": str(self._config.engine.threads)}
         env["VLLM_SERVER_DEV_MODE"] = "1"
         env.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
@@ -189,7 +209,7 @@ class VllmBackend:
             env.setdefault("TORCHDYNAMO_DISABLE", "1")  # else the first answer waits for a C++ compiler
         env["PYTHONPATH"] = os.pathsep.join(filter(None, (env.get("PYTHONPATH"), str(_PLUGIN))))
         self._child = await asyncio.create_subprocess_exec(
-            *_LEASH, *self._command, *self._flags(folder), env=env, start_new_session=True
+            *_LEASH, *self._command, *self._flags(folder, manifest), env=env, start_new_session=True
         )
         log.info("vLLM starting", pid=self._child.pid, model=str(folder))
         await self._until_healthy(self._child)
@@ -198,11 +218,11 @@ class VllmBackend:
         await self._post("/update_weight_version", {"new_version": str(version)})
         self._watching = asyncio.create_task(self._watch(self._child))
 
-    def _flags(self, folder: Path) -> list[str]:
+    def _flags(self, folder: Path, manifest: Manifest) -> list[str]:
         host, port = host_and_port(self._settings.engine_url, ENGINE_URL)
         engine = self._config.engine
         return [
-            *("--model", str(folder), "--served-model-name", SERVED_NAME),
+            *(_with_adapters(folder, manifest) if manifest.base else _whole(folder)),
             *("--host", host, "--port", str(port)),
             *("--dtype", engine.dtype, "--max-model-len", str(self._config.model.context)),
             *("--max-num-seqs", str(engine.max_requests)),
@@ -264,6 +284,26 @@ class VllmBackend:
     def _die(self, error: EngineLost) -> None:
         if not self.died.done():
             self.died.set_exception(error)
+
+
+def _whole(folder: Path) -> list[str]:
+    return ["--model", str(folder), "--served-model-name", SERVED_NAME]
+
+
+def _with_adapters(folder: Path, manifest: Manifest) -> list[str]:
+    """The weights below have a name that nobody asks for; who asks for the policy gets it with its adapters.
+
+    Without the targets vLLM adapts the output head too, whose adapted form cannot score a prompt beside other requests.
+    """
+    wanted = rank_of(manifest)
+    rank = min((rank for rank in _RANKS if rank >= wanted), default=_RANKS[-1])
+    return [
+        *("--model", str(folder.parent / BASE), "--served-model-name", BASE),
+        *("--enable-lora", "--max-loras", "1", "--max-lora-rank", str(rank)),
+        *("--lora-target-modules", *targets_of(manifest)),
+        *("--lora-modules", f"{SERVED_NAME}={folder}"),
+        *("--worker-extension-cls", "openforge_vllm.adapters.AdapterSwap"),
+    ]
 
 
 def _checked(folder: Path, digest: str) -> Manifest:

@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING
 
 from openforge.learner.checkpoints import Checkpoint
 from openforge.runs import RunConfig
-from openforge.weights import Dtype, drafted, save_tensors, write_model
+from openforge.weights import Dtype, drafted, write_model
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-ADAPTERS = "adapter_model.safetensors"
 
 
 class Unreadable(Exception):
@@ -54,7 +52,5 @@ def write_adapter(policy: Mapping[str, Tensor], config: RunConfig, out: Path, dt
     """The adapters alone, to be put on the model that the run began with."""
     from openforge.learner.backends import lora
 
-    adapters = lora.alone(policy)
     with drafted(out) as draft:
-        save_tensors(draft / ADAPTERS, adapters, dtype)
-        lora.peft_config(adapters, config.learner.lora, config.model.path).save_pretrained(draft)
+        lora.write(draft, lora.alone(policy), config.learner.lora, config.model.path, dtype)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from openforge.learner.adapters import AdapterFolders
 from openforge.learner.backends.contract import Backend
 from openforge.learner.probe import probe
 from openforge.protos import PolicyPublished
 from openforge.runs import RunConfig
 from openforge.runs.model import model_folder
-from openforge.weights import WEIGHTS, BadWeights, Written, check, keep_newest, write_weights
+from openforge.weights import WEIGHTS, BadWeights, Written, check, keep_newest, read_manifest, write_weights
 
 
 class Publisher:
@@ -23,8 +24,12 @@ class Publisher:
         self._backend = backend
         self._config = config
         self._root = root.absolute()
+        alone = config.learner.lora.rank and config.engine.lora == "adapters"
+        self._adapters = AdapterFolders(backend, config, self._root) if alone else None
 
     def write(self, version: int, incarnation: int, parent: str) -> Written:
+        if self._adapters is not None:
+            return self._adapters.write(version, incarnation, parent)
         tensors, dtype = self._backend.export(), self._config.engine.dtype
         return write_weights(
             self._root,
@@ -45,6 +50,10 @@ class Publisher:
         try:
             check(published.location, published.digest)
         except BadWeights:
+            return False
+        if self._adapters is not None:
+            return self._adapters.holds(Path(published.location))
+        if read_manifest(published.location).base:
             return False
         dtype = getattr(torch, self._config.engine.dtype)
         own, written = self._backend.export(), load_file(Path(published.location) / WEIGHTS)

@@ -6,12 +6,9 @@ One server serves all tests, in their order: it takes half a minute to start.
 import asyncio
 import contextlib
 import json
-import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import httpx
-import msgspec
 import pytest
 import pytest_asyncio
 import torch
@@ -20,22 +17,16 @@ from engine_fixtures import publish
 from reference_model import largest_difference, reference_logprobs
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
+from vllm_world import NEAR, PROMPT, Served, spans, stated, vllm_serving
 
-from openforge.bus.server import free_port
 from openforge.chat.chatml import ChatMLHermes
 from openforge.chat.contract import Message, Tool, ToolChoice
-from openforge.engine.settings import Settings
-from openforge.engine.vllm import VllmBackend
 from openforge.models import get
-from openforge.runs import RunConfig
-from openforge.runs.config import EngineSection, EnvironmentSection, ModelSection, RunSection
 from openforge.weights import BadWeights, Probe, write_weights
-from openforge.wire.generate import GenerateRequest, GenerateResponse, SamplingParams, StructuredOutputs
+from openforge.wire.generate import StructuredOutputs
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module")]
 
-NEAR = 1e-3
-PROMPT = [1, *range(2000, 2300)]  # longer than a cache block, so that a stale prefix would show
 WEATHER = Tool(
     name="weather",
     description="The weather of a city",
@@ -43,68 +34,12 @@ WEATHER = Tool(
 )
 
 
-class Served:
-    """A driver with its server, and the model folders behind its versions."""
-
-    def __init__(self, driver: VllmBackend, client: httpx.AsyncClient, root: Path, models: list[Path]) -> None:
-        self.driver, self.client, self.root, self.models = driver, client, root, models
-
-    async def generate(self, ids: list[int], request_id: str = "", **params: object) -> GenerateResponse:
-        asked = GenerateRequest(
-            model="policy",
-            token_ids=ids,
-            request_id=request_id,
-            sampling_params=SamplingParams(**({"max_tokens": 16, "seed": 1} | params)),  # type: ignore[arg-type]
-        )
-        answer = await self.client.post("/inference/v1/generate", json=msgspec.to_builtins(asked))
-        assert answer.status_code == 200, answer.text
-        return msgspec.json.decode(answer.content, type=GenerateResponse)
-
-    async def running(self) -> int:
-        text = (await self.client.get("/metrics")).text
-        (line,) = [line for line in text.splitlines() if line.startswith("vllm:num_requests_running{")]
-        return int(float(line.rsplit(" ", 1)[1]))
-
-    async def until_running(self, wanted: int) -> None:
-        async with asyncio.timeout(60):
-            while await self.running() != wanted:
-                await asyncio.sleep(0.05)
-
-    async def version(self) -> str:
-        return str((await self.client.get("/weight_info")).json()["weight_version"])
-
-    def truth(self, version: int, ids: list[int], answer: list[int]) -> list[float]:
-        return reference_logprobs(self.models[version], ids, answer)
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
     root = tmp_path_factory.mktemp("vllm")
     model, other = get("smollm2-135m"), _other(get("smollm2-135m"), root / "other")
-    models = [model, other, model]
-    settings = Settings(
-        run="r",
-        engine_url=f"http://127.0.0.1:{free_port()}",
-        weight_call_timeout_s=120.0,
-        vllm_python=os.environ.get("OPENFORGE_VLLM_PYTHON", ""),
-    )
-    config = RunConfig(
-        run=RunSection(name="r", steps=1),
-        model=ModelSection(path=str(models[0]), context=1024),
-        engine=EngineSection(
-            kind="vllm", dtype="float32", max_requests=16, vllm_args=("--enforce-eager",), weight_path="gloo"
-        ),
-        environment=EnvironmentSection(name="letters", harness="letters"),
-    )
-    driver = VllmBackend(settings, config)
-    await driver.start()
-    try:
-        first = publish(root / "weights", models[0], 0)
-        await driver.apply(first.path, first.digest, 0)
-        async with httpx.AsyncClient(base_url=settings.engine_url, timeout=300.0) as client:
-            yield Served(driver, client, root, models)
-    finally:
-        await driver.stop()
+    async with vllm_serving(publish(root / "weights", model, 0), root, [model, other, model], "gloo") as served:
+        yield served
 
 
 def _other(model: Path, folder: Path) -> Path:
@@ -122,16 +57,6 @@ def _other(model: Path, folder: Path) -> Path:
     return folder
 
 
-def _stated(answer: GenerateResponse) -> list[float]:
-    logprobs = answer.choices[0].logprobs
-    assert logprobs is not None
-    return [entry.logprob for entry in logprobs.content]
-
-
-def _spans(answer: GenerateResponse) -> list[tuple[str, int, int]]:
-    return [(span.version, span.start, span.end) for span in answer.choices[0].weight_versions or []]
-
-
 async def test_answers_have_the_logprobs_of_a_full_recomputation_and_the_version_that_sampled_them(
     served: Served,
 ) -> None:
@@ -139,8 +64,8 @@ async def test_answers_have_the_logprobs_of_a_full_recomputation_and_the_version
         answer = await served.generate(PROMPT, temperature=temperature, ignore_eos=True)
         ids = answer.choices[0].token_ids
         expected = reference_logprobs(served.models[0], PROMPT, ids, temperature=temperature)
-        assert largest_difference(_stated(answer), expected) < NEAR
-        assert _spans(answer) == [("0", 0, len(ids))]
+        assert largest_difference(stated(answer), expected) < NEAR
+        assert spans(answer) == [("0", 0, len(ids))]
 
 
 async def test_guided_answers_match_a_schema_and_the_grammar_of_tool_calls(served: Served) -> None:
@@ -153,7 +78,7 @@ async def test_guided_answers_match_a_schema_and_the_grammar_of_tool_calls(serve
     parsed = renderer.parse(called.choices[0].token_ids, [WEATHER])
     assert [call.name for call in parsed.tool_calls] == ["weather"]
     assert json.loads(parsed.tool_calls[0].arguments)["city"] in ("Paris", "Rome")
-    assert 0.0 in _stated(called)  # the tokens that had no alternative
+    assert 0.0 in stated(called)  # the tokens that had no alternative
     schema = json.dumps({"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"]})
     answered = await served.generate(ids, max_tokens=64, structured_outputs=StructuredOutputs(json=schema))
     assert json.loads(renderer.text(answered.choices[0].token_ids))["n"] in (1, 2)
@@ -194,14 +119,14 @@ async def _change_in_flight(served: Served, version: int, stream: str) -> None:
     outcome = await served.driver.apply(written.path, written.digest, version, stream)
     assert outcome.probe_error < NEAR
     for ids, answer in zip(tasks, await asyncio.gather(*asked), strict=True):
-        sampled, stated = answer.choices[0].token_ids, _stated(answer)
-        (before, _, change), (after, start, end) = _spans(answer)
+        sampled, told = answer.choices[0].token_ids, stated(answer)
+        (before, _, change), (after, start, end) = spans(answer)
         assert (before, after, start, end) == (old, new, change, 300)
-        assert largest_difference(stated[:change], served.truth(version - 1, ids, sampled[:change])) < NEAR
-        assert largest_difference(stated[change:], served.truth(version, ids, sampled)[change:]) < NEAR
+        assert largest_difference(told[:change], served.truth(version - 1, ids, sampled[:change])) < NEAR
+        assert largest_difference(told[change:], served.truth(version, ids, sampled)[change:]) < NEAR
     again = await served.generate(PROMPT, ignore_eos=True)  # its prefix was cached under the old weights
-    assert _spans(again) == [(new, 0, 16)]
-    assert largest_difference(_stated(again), served.truth(version, PROMPT, again.choices[0].token_ids)) < NEAR
+    assert spans(again) == [(new, 0, 16)]
+    assert largest_difference(stated(again), served.truth(version, PROMPT, again.choices[0].token_ids)) < NEAR
 
 
 async def test_weights_that_vllm_cannot_load_cost_the_server_and_the_version_before_is_served_again(
@@ -227,7 +152,7 @@ async def test_weights_that_vllm_cannot_load_cost_the_server_and_the_version_bef
     assert not _group(before.pid)
     assert await served.version() == "2"
     answer = await served.generate(PROMPT)
-    assert largest_difference(_stated(answer), served.truth(2, PROMPT, answer.choices[0].token_ids)) < NEAR
+    assert largest_difference(stated(answer), served.truth(2, PROMPT, answer.choices[0].token_ids)) < NEAR
 
 
 def _group(leader: int) -> set[int]:

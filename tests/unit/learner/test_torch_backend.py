@@ -1,6 +1,7 @@
 """The torch backend in one process: what a step does to the weights, and what it does not."""
 
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import pytest
@@ -8,13 +9,17 @@ import reference_losses
 import torch
 from learner_world import run_config, tiny_model, verdict
 
+from openforge.engine.loading import load
+from openforge.engine.probe import TOLERANCE
 from openforge.learner.backends.choose import backend_for
 from openforge.learner.backends.contract import BackendRefused
 from openforge.learner.backends.torch_fsdp import TorchBackend
 from openforge.learner.backends.trained import learning_rate
+from openforge.learner.publisher import Publisher
 from openforge.learner.step import Step, batch_of, step_of
-from openforge.protos import TrajectoryVerified
+from openforge.protos import PolicyPublished, TrajectoryVerified
 from openforge.runs import RunConfig
+from openforge.weights import Written
 
 
 def step(config: RunConfig, backend: TorchBackend, trajectories: list[TrajectoryVerified], base: int = 0) -> Step:
@@ -271,6 +276,37 @@ def test_adapters_start_without_effect_and_are_published_merged(tmp_path: Path) 
     for left, right in zip(backend.logprobs(made.sequences), untouched.logprobs(made.sequences), strict=True):
         assert left == pytest.approx(right, abs=1e-5)
     assert set(backend.plain_model().state_dict()) == set(untouched.policy.model.state_dict())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_adapters_are_published_alone_and_an_engine_computes_with_them_what_the_learner_stated(
+    tmp_path: Path, dtype: Literal["float32", "bfloat16"]
+) -> None:
+    config = run_config(tiny_model(tmp_path), learner={"lora": LORA, "learning_rate": 1e-2})
+    config = msgspec.structs.replace(config, engine=msgspec.structs.replace(config.engine, dtype=dtype))
+    backend = TorchBackend(config)
+    publisher = Publisher(backend, config, tmp_path / "weights")
+    first = publisher.write(0, 0, "")
+    backend.train(step(config, backend, batch(config)).sequences, 0)
+    second = publisher.write(1, 0, first.digest)
+    assert second.bytes * 10 < sum(file.stat().st_size for file in (tmp_path / "weights/base").iterdir())
+    for written in (first, second):
+        loaded = load(written.path, dtype, digest=written.digest)
+        assert loaded.probe_error < TOLERANCE[dtype]
+    told = [fact(number, written) for number, written in enumerate((first, second))]
+    again = Publisher(backend, config, tmp_path / "weights")
+    assert [again.holds(one) for one in told] == [False, True]
+    merged = msgspec.structs.replace(config, engine=msgspec.structs.replace(config.engine, lora="merged"))
+    whole = Publisher(backend, merged, tmp_path / "weights")
+    assert not whole.holds(told[1])
+    plain = whole.write(1, 1, first.digest)
+    assert load(plain.path, dtype, digest=plain.digest).probe_error < TOLERANCE[dtype]
+
+
+def fact(version: int, written: Written) -> PolicyPublished:
+    return PolicyPublished(
+        run="r", version=version, incarnation=0, location=str(written.path), digest=written.digest, bytes=written.bytes
+    )
 
 
 def test_without_its_adapters_the_policy_is_the_first_one(tmp_path: Path) -> None:

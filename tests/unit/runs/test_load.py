@@ -131,6 +131,12 @@ def test_a_bad_value_is_refused_with_the_way_out(folder: Path, override: str, se
     assert sentence in problems(folder, "", override)
 
 
+def test_adapters_are_not_broadcast(folder: Path) -> None:
+    asked = ("engine.kind=vllm", 'engine.weight_path="gloo"', "learner.lora.rank=8")
+    assert 'engine.weight_path = "gloo" with engine.lora = "adapters"' in problems(folder, "", *asked)
+    assert load_run_file(folder / "run.toml", [*asked, 'engine.lora="merged"']).engine.weight_path == "gloo"
+
+
 def test_text_that_is_no_toml_names_the_line(folder: Path) -> None:
     assert "line 3" in problems(folder, "[run]\nname = 'r'\nsteps = = 3\n")
 

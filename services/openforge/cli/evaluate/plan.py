@@ -12,6 +12,8 @@ from openforge.cli.home import Home
 from openforge.env.check import is_fixed
 from openforge.env.registry import load_environment, select
 from openforge.runs import RunConfig
+from openforge.weights import BadWeights
+from openforge.weights.adapters import whole_folder
 
 
 class NoSuchVersion(LookupError):
@@ -68,11 +70,14 @@ def problems_of_evaluating(config: RunConfig) -> list[str]:
 
 
 def weights_of(run: str, version: int) -> Path:
-    """The folder of a published version of a run on this machine; raises `NoSuchVersion`."""
+    """A folder with the whole weights of a published version of a run on this machine; raises `NoSuchVersion`."""
     folder = Home(run).root / "weights"
     found = sorted(folder.glob(f"v{version:06d}-*"), key=lambda path: int(path.name.rpartition("-")[2]))
     if found:
-        return found[-1]
+        try:
+            return whole_folder(found[-1], Home(run).root / "merged")
+        except BadWeights as error:
+            raise NoSuchVersion(f"version {version} of run {run!r} cannot be read: {error}") from error
     there = sorted({int(path.name[1:].partition("-")[0]) for path in folder.glob("v*-*")})
     known = ", ".join(map(str, there)) or "none"
     raise NoSuchVersion(f"version {version} of run {run!r} is not in {folder}: there are {known}")

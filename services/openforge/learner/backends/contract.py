@@ -79,8 +79,13 @@ class Backend(Protocol):
         """The weights under their checkpoint names, whole, in float32, not to be kept over the next step."""
         ...
 
+    def adapters(self) -> Mapping[str, Tensor]:
+        """Where low-rank adapters are trained: these alone, whole, in float32, under peft's names."""
+        ...
+
     def plain_model(self) -> Any:
-        """A whole model of this architecture on the CPU, whose own weights nobody relies on. No collective."""
+        """A whole model of this architecture on the CPU, with the weights that the run began with where adapters
+        are trained; on its own weights otherwise nobody relies. No collective."""
         ...
 
     def save(self, folder: Path) -> None:

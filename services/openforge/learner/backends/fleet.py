@@ -59,6 +59,10 @@ class Fleet:
         _broadcast(("export", ()))
         return self._own.export()
 
+    def adapters(self) -> Mapping[str, Tensor]:
+        _broadcast(("adapters", ()))
+        return self._own.adapters()
+
     def plain_model(self) -> Any:
         return self._own.plain_model()
 

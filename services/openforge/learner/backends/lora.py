@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -16,6 +17,7 @@ from torch import Tensor
 from openforge.learner.backends import ranks
 from openforge.learner.backends.contract import BackendRefused
 from openforge.runs.config import LoraSection
+from openforge.weights import ADAPTERS, Dtype, save_tensors
 
 ADAPTER = "default"
 _BASE, _DOWN, _UP = ".base_layer", ".lora_A.", ".lora_B."
@@ -60,12 +62,18 @@ def merged(parameters: Mapping[str, Tensor], lora: LoraSection) -> dict[str, Ten
 
 
 def alone(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The adapters under the names that peft gives them in a file."""
+    """The adapters under the names that peft gives them in a file, whole, on the CPU: a collective."""
     return {
-        f"{_PEFT}{name.replace(f'.{ADAPTER}.', '.')}": parameter
+        f"{_PEFT}{name.replace(f'.{ADAPTER}.', '.')}": ranks.whole(parameter.detach()).to("cpu")
         for name, parameter in parameters.items()
         if _DOWN in name or _UP in name
     }
+
+
+def write(folder: Path, adapters: Mapping[str, Tensor], lora: LoraSection, model_path: str, dtype: Dtype) -> None:
+    """`adapters`, as `alone` names them, in the files that peft reads."""
+    save_tensors(folder / ADAPTERS, adapters, dtype)
+    peft_config(adapters, lora, model_path).save_pretrained(folder)
 
 
 def peft_config(adapters: Mapping[str, Tensor], lora: LoraSection, model_path: str) -> Any:

@@ -91,10 +91,13 @@ class TorchBackend:
         return found
 
     def export(self) -> Mapping[str, Tensor]:
-        parameters = {name.removeprefix("model."): value for name, value in self.policy.named_parameters()}
+        parameters = self._parameters()
         if self.settings.lora.rank:
             return lora.merged(parameters, self.settings.lora)
         return {name: ranks.whole(parameter.detach()).to("cpu") for name, parameter in parameters.items()}
+
+    def adapters(self) -> Mapping[str, Tensor]:
+        return lora.alone(self._parameters())
 
     def plain_model(self) -> Any:
         if ranks.world() == 1 and self.device.type == "cpu" and not self.settings.lora.rank:
@@ -125,6 +128,9 @@ class TorchBackend:
         reference = PolicyForward(self._model().requires_grad_(False))
         ranks.shard(reference, self.device)
         return reference
+
+    def _parameters(self) -> dict[str, Tensor]:
+        return {name.removeprefix("model."): value for name, value in self.policy.named_parameters()}
 
     def _stored(self) -> dict[str, Trained]:
         return {"": self.trained} if self._critic is None else {"": self.trained, "critic_": self._critic.trained}

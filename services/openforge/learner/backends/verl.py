@@ -100,6 +100,9 @@ class VerlBackend:
             raise RuntimeError(f"verl exported nothing for {sorted(missing)[:3]} and {len(missing)} in all")
         return found
 
+    def adapters(self) -> Mapping[str, Tensor]:
+        return {}  # a run with any is refused
+
     def plain_model(self) -> Any:
         if self._plain is None:
             self._plain = loading.load_plain(self.config.model.path)
