@@ -14,6 +14,8 @@ from openforge.tokens.rebuild import Conversation, RebuiltTurn
 
 _HEADER_TOKENS = 16
 """No message's header is longer."""
+_BEFORE_IDS = 2
+"""The end of a header, which tells an answer from the same text of somebody else's."""
 _ID_BYTES = 4
 
 
@@ -29,7 +31,7 @@ def use_of(conversation: Conversation, orphaned: Collection[int], *, ambiguous_c
     """Answers that were `orphaned` came to nobody, unless a later prompt goes on from them or shows them."""
     heads = {turn.fact.turn: _continued(conversation, turn) for turn in conversation}
     told = {turn.fact.turn for turn in conversation if turn.fact.status is TurnStatus.DELIVERED}
-    received = _with_shown(conversation, told.difference(orphaned), told.intersection(orphaned))
+    received = _with_held(conversation, told.difference(orphaned), told.intersection(orphaned))
     read = {number for number in received if covered(conversation.turns[number].free())}
     went_on = {head for head in heads.values() if head is not None} & _with_heads(read, heads)
     not_counted: set[int] = set()
@@ -42,6 +44,7 @@ def use_of(conversation: Conversation, orphaned: Collection[int], *, ambiguous_c
         not_counted |= answers - left
     if not ambiguous_counts:
         not_counted |= ambiguous
+    not_counted |= _asked_in_other_words(conversation, read - went_on, received)
     return Use(heads, frozenset(_with_heads(read - not_counted, heads)), frozenset(ambiguous))
 
 
@@ -64,16 +67,67 @@ def _with_heads(turns: Iterable[int], heads: dict[int, int | None]) -> set[int]:
     return found
 
 
-def _with_shown(conversation: Conversation, received: set[int], orphaned: set[int]) -> set[int]:
-    """Also the orphaned answers that a later prompt shows. Of equal ones that it shows it is one that was received."""
+def _with_held(conversation: Conversation, received: set[int], orphaned: set[int]) -> set[int]:
+    """Also the orphaned answers that a later prompt holds: it came to somebody, then."""
     found = set(received)
     for number in sorted(orphaned):
-        answer = conversation.turns[number]
-        later = next((turn for turn in conversation if _shows(turn, answer)), None)
-        equal = (other for other in found if conversation.turns[other].fact.sampled == answer.fact.sampled)
-        if later is not None and not any(_shows(later, conversation.turns[other]) for other in equal):
+        if _is_held(conversation, conversation.turns[number], found):
             found.add(number)
     return found
+
+
+def _asked_in_other_words(conversation: Conversation, answers: Iterable[int], received: set[int]) -> set[int]:
+    """Of these answers those that called for tools, of which no later prompt knows, while the harness asked again where
+    it stood: it never had them. An answer without calls may be to a question that it asked beside its conversation.
+    """
+    found = set()
+    for number in answers:
+        answer = conversation.turns[number]
+        if not msgspec.json.decode(answer.fact.reply or b"{}", type=_Reply).tool_calls:
+            continue
+        before = [turn for turn in conversation if turn.fact.turn < number]
+        if not any(_times_held(answer, turn) for turn in before) or _is_held(conversation, answer, received):
+            continue
+        if any(_stand_alike(conversation, answer, turn) for turn in _later(conversation, answer)):
+            found.add(number)
+    return found
+
+
+class _Reply(msgspec.Struct):
+    tool_calls: tuple[msgspec.Raw, ...] = ()
+
+
+def _stand_alike(conversation: Conversation, one: RebuiltTurn, other: RebuiltTurn) -> bool:
+    """Whether two prompts of one thread hold the same answers."""
+    return one.fact.harness.thread == other.fact.harness.thread and all(
+        _times_held(one, turn) == _times_held(other, turn) for turn in conversation if turn.fact.turn < other.fact.turn
+    )
+
+
+def _is_held(conversation: Conversation, answer: RebuiltTurn, received: set[int]) -> bool:
+    """Whether a later prompt holds it, more often than there are equal answers that were received before."""
+    number, sampled = answer.fact.turn, answer.fact.sampled
+    equal = [one for one in received if one != number and conversation.turns[one].fact.sampled == sampled]
+    return any(
+        _times_held(later, answer) > sum(one < later.fact.turn for one in equal)
+        for later in _later(conversation, answer)
+    )
+
+
+def _later(conversation: Conversation, answer: RebuiltTurn) -> Iterator[RebuiltTurn]:
+    return (turn for turn in conversation if turn.fact.turn > answer.fact.turn)
+
+
+def _times_held(turn: RebuiltTurn, answer: RebuiltTurn) -> int:
+    """How often the whole answer stands in the prompt, wherever, behind what stood right before it."""
+    if not answer.fact.sampled:
+        return 0
+    message = answer.prompt[-_BEFORE_IDS * _ID_BYTES :] + answer.fact.sampled
+    times, at = 0, turn.prompt.find(message)
+    while at >= 0:
+        times += at % _ID_BYTES == 0
+        at = turn.prompt.find(message, at + 1)
+    return times
 
 
 def _asked_more_than_once(conversation: Conversation) -> Iterator[set[int]]:

@@ -16,6 +16,7 @@ from openforge.protos import (
     Dropped,
     EngineIdentity,
     FinishReason,
+    HarnessIdentity,
     Sampling,
     Span,
     Timing,
@@ -512,29 +513,57 @@ def test_an_answer_that_came_to_nobody_is_not_trained_unless_it_was_used() -> No
     assert _trained(merge(rebuild(turns), orphaned=[0])) == [[2, 4]]
 
 
-def test_an_answer_of_which_nobody_knew_that_it_was_read_is_trained_where_a_later_prompt_shows_it() -> None:
-    """None goes on from it token by token: 7 is gone."""
-    turns = [_turn(0, [1, 7, 8], [4, 2]), _turn(1, [8, 4, 2, 6, 7, 8], [3], parent=0, prefix=1)]
+def test_an_answer_of_which_nobody_knew_that_it_was_read_is_trained_where_a_later_prompt_holds_it() -> None:
+    """None goes on from it token by token: 7 is a note for one call only. 8 and 9 are a header."""
+    turns = [_turn(0, [1, 7, 8, 9], [4, 2]), _turn(1, [8, 9, 4, 2, 6, 7, 8, 9], [3], parent=0, prefix=1)]
     assert sorted(_trained(merge(rebuild(turns), orphaned=[0]))) == [[3], [4, 2]]
-    turns[1] = _turn(1, [8, 5, 2, 6, 7, 8], [3], parent=0, prefix=1)
+    turns[1] = _turn(1, [8, 9, 5, 2, 6, 7, 8, 9], [3], parent=0, prefix=1)
     merged = merge(rebuild(turns), orphaned=[0])
     assert (_trained(merged), merged.dropped) == ([[3]], (Dropped(reason="orphaned", tokens=2),))
 
 
-@pytest.mark.parametrize("note", [7, 9])
+@pytest.mark.parametrize("note", [7, 10])
 @pytest.mark.parametrize("orphaned", [[0], [1], [0, 1]])
-def test_of_equal_answers_that_a_later_prompt_shows_one_is_trained_whoever_read_which(
+def test_of_equal_answers_of_which_a_later_prompt_holds_one_it_is_trained_whoever_read_which(
     orphaned: list[int], note: int
 ) -> None:
     """The question is sent twice, or again with another note."""
     turns = [
-        _turn(0, [1, 7, 8], [4, 2], digest="d"),
-        _turn(1, [1, note, 8], [4, 2], digest="d" if note == 7 else "e"),
-        _turn(2, [8, 4, 2, 6, 7, 8], [3], parent=0, prefix=1, cause=BranchCause.TRANSIENT),
+        _turn(0, [1, 7, 8, 9], [4, 2], digest="d"),
+        _turn(1, [1, note, 8, 9], [4, 2], digest="d" if note == 7 else "e"),
+        _turn(2, [8, 9, 4, 2, 6, 7, 8, 9], [3], parent=0, prefix=1, cause=BranchCause.TRANSIENT),
     ]
     merged = merge(rebuild(turns), orphaned=orphaned)
     assert sorted(_trained(merged)) == [[3], [4, 2]]
     assert merged.dropped == (Dropped(reason="orphaned", tokens=2),)
+
+
+def _in_other_words(second: list[int], *, reply: bytes = b'{"tool_calls": [{}]}', thread: str = "") -> Merged:
+    """A call whose answer was cut after all was written, asked again with one more note, 10, and what followed."""
+    turns = [
+        _turn(0, [1, 7, 8, 9], [4, 2]),
+        _turn(1, [8, 9, 4, 2, 6, 7, 8, 9], [5, 2], parent=0, prefix=1),
+        _turn(2, [8, 9, 4, 2, 6, 10, 7, 8, 9], second, parent=0, prefix=1),
+        _turn(3, [8, 9, 4, 2, 6, 8, 9, *second, 6, 7, 8, 9], [3], parent=0, prefix=1),
+    ]
+    turns[1] = msgspec.structs.replace(turns[1], reply=reply, harness=HarnessIdentity(thread=thread))
+    return _merged(*turns)
+
+
+@pytest.mark.parametrize("second", [[11, 2], [5, 2]])
+def test_a_call_for_tools_that_was_asked_for_again_in_other_words_is_not_trained_if_nothing_knows_of_it(
+    second: list[int],
+) -> None:
+    """As where a harness asks with a rewritten prompt after a failure; the second answer may be the same."""
+    merged = _in_other_words(second)
+    assert sorted(_trained(merged)) == sorted([[3], [4, 2], second])
+    assert sorted(number for sequence in merged.sequences for number in sequence.turns) == [0, 2, 3]
+    assert merged.dropped == (Dropped(reason="superseded", tokens=2),)
+
+
+def test_an_answer_to_a_question_beside_the_conversation_is_trained_though_nothing_knows_of_it() -> None:
+    assert len(_in_other_words([11, 2], reply=b"{}").sequences) == 4
+    assert len(_in_other_words([11, 2], thread="another").sequences) == 4
 
 
 def test_what_an_endpoint_said_is_counted_as_it_counted_and_never_trained() -> None:
