@@ -117,11 +117,11 @@ def listen_for_signals(stop: asyncio.Event) -> None:
         loop.add_signal_handler(number, heard, number)
 
 
-def die_with_parent() -> None:
-    """The kernel kills this process when its parent ends. Linux; elsewhere the parent has to see to it."""
+def die_with_parent(by: signal.Signals = signal.SIGKILL) -> None:
+    """The kernel sends this process a signal when its parent ends. Linux; elsewhere the parent has to see to it."""
     if sys.platform.startswith("linux"):
         parent = os.getppid()
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, by)
         if os.getppid() != parent:  # it ended before we asked
             os._exit(FAILED)
 

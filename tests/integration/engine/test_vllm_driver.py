@@ -174,18 +174,21 @@ async def test_a_server_that_ends_by_itself_ends_the_service(
 
 async def test_a_server_does_not_outlive_the_service_that_drives_it(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
-    leashed = [sys.executable, "-m", "openforge.engine.leash", "sh", "-c", f"echo $$ > {pid_file}; exec sleep 600"]
+    own = "sleep 600 & echo $$ $! > $0.new; mv $0.new $0; wait"  # a vLLM server has processes of its own
+    leashed = [sys.executable, "-m", "openforge.engine.leash", "sh", "-c", own, str(pid_file)]
     script = f"import subprocess, time; subprocess.Popen({leashed!r}, start_new_session=True); time.sleep(600)"
     env = os.environ | {"PYTHONPATH": _SOURCES}
     service = await asyncio.create_subprocess_exec(sys.executable, "-c", script, env=env)
     async with asyncio.timeout(60):
         while not await asyncio.to_thread(_has_text, pid_file):
             await asyncio.sleep(0.05)
-        server = int(await asyncio.to_thread(pid_file.read_text))
+        processes = [int(pid) for pid in (await asyncio.to_thread(pid_file.read_text)).split()]
+        assert len(processes) == 2
         service.kill()
         await service.wait()
-        while await asyncio.to_thread(_lives, server):
-            await asyncio.sleep(0.05)
+        for pid in processes:
+            while await asyncio.to_thread(_lives, pid):
+                await asyncio.sleep(0.05)
 
 
 def _has_text(file: Path) -> bool:
