@@ -61,7 +61,7 @@ async def test_nothing_is_lost_when_each_process_is_killed_in_turn(tmp_path: Pat
 
 
 async def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    overrides = ("run.steps=6",)
+    overrides = ("run.steps=6", "weights.store=nats")
     async with disturbed(TINY, tmp_path, "resumes", overrides) as run:
         await run.version_reached(2, wait_s=400)
     assert run.process.returncode == 130

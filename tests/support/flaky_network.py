@@ -15,6 +15,8 @@ class FlakyNetwork:
         self._tasks: set[asyncio.Task[None]] = set()
         self._cut = False
         self._swallow_answers = False
+        self._marker, self._passes = b"", 0
+        self.held = asyncio.Event()
 
     @property
     def url(self) -> str:
@@ -39,11 +41,18 @@ class FlakyNetwork:
             writer.transport.abort()
 
     def heal(self) -> None:
+        """For connections that come from now on."""
         self._cut = self._swallow_answers = False
+        self._marker = b""
+        self.held.clear()
 
     def swallow_answers(self) -> None:
         """What clients say arrives, what they are told does not."""
         self._swallow_answers = True
+
+    def hold_at(self, marker: bytes, passes: int = 0) -> None:
+        """After so many of them have passed, whoever says `marker` is no longer heard; `held` is set then."""
+        self._marker, self._passes = marker, passes
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._cut:
@@ -66,6 +75,11 @@ class FlakyNetwork:
                 while data := await reader.read(65536):
                     if answers and self._swallow_answers:
                         continue
+                    if not answers and self._marker and (found := data.count(self._marker)):
+                        if found > self._passes:
+                            self.held.set()
+                            await asyncio.Event().wait()
+                        self._passes -= found
                     writer.write(data)
                     await writer.drain()
         finally:

@@ -18,6 +18,7 @@ from openforge.bus.settings import BusSettings
 from openforge.bus.snapshot import Snapshots
 from openforge.bus.tell import IN_FLIGHT, Teller
 from openforge.bus.told import CaughtUp, Cursors, Snapshot, Told
+from openforge.bus.weight_objects import BusObjects
 from openforge.bus.work import Handler, Job, OnDead, Worker
 from openforge.protos import DeadLetter, Fact
 
@@ -31,6 +32,7 @@ class Bus:
         self.settings = settings
         self.link = link
         self.blobs: Blobs = blobs_at(settings.blobs) if settings.blobs else ObjectStoreBlobs(link, streams.BLOB_STORE)
+        self.weights = BusObjects(link)
         self._dead = Dead(link, self.blobs)
         self._teller = Teller(link, self.blobs)
         self._follower = Follower(link, self.blobs, self._dead)

@@ -333,7 +333,7 @@ class Link:
             return
         names = await self.ask_api("STREAM.NAMES", {"subject": subject})
         if not names.get("streams"):
-            raise Refused(f"no stream takes {subject}: call `await bus.set_up()` first")
+            raise Refused(f"no stream takes {subject}: run `openforge bus set-up`, or call `await bus.set_up()` first")
 
     async def _on_answer(self, message: Msg) -> None:
         question = self._waiting.pop(message.subject[len(self._answers_at) + 1 :], None)

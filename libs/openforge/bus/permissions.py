@@ -14,7 +14,7 @@ import msgspec
 
 from openforge.bus.errors import BusError
 from openforge.bus.link import inbox_of
-from openforge.bus.streams import BLOB_STORE, CURSOR_BUCKET, DEAD, KINDS, SNAPSHOT_BUCKET, stream_of
+from openforge.bus.streams import BLOB_STORE, CURSOR_BUCKET, DEAD, KINDS, SNAPSHOT_BUCKET, WEIGHT_STORE, stream_of
 from openforge.bus.work import consumer_name
 from openforge.protos import (
     KEY_BUCKET,
@@ -41,13 +41,16 @@ CONSUMER = "consumer"
 
 
 class Role(msgspec.Struct, frozen=True, kw_only=True):
-    """`tells` facts, `works` on facts, `follows` and `reads` kinds. `keys`: what it does with hashes of model keys."""
+    """`tells` facts, `works` on facts, `follows` and `reads` kinds. `keys`: what it does with hashes of model keys;
+    `weights`: what it does with the store of weights.
+    """
 
     tells: tuple[type[Fact], ...] = ()
     works: tuple[type[Fact], ...] = ()
     follows: tuple[str, ...] = ()
     reads: tuple[str, ...] = ()
     keys: Literal["", "reads", "writes"] = ""
+    weights: Literal["", "reads", "writes"] = ""
     remembers: bool = False
 
 
@@ -71,7 +74,7 @@ ROLES = {
         reads=("turn",),
         keys="reads",
     ),
-    "engine": Role(tells=(PolicyServed, EngineMeasured), follows=("run", "policy")),
+    "engine": Role(tells=(PolicyServed, EngineMeasured), follows=("run", "policy"), weights="reads"),
     "verifier": Role(
         tells=(TrajectoryVerified, EpisodeFailed),
         works=(EpisodeSealed,),
@@ -81,6 +84,7 @@ ROLES = {
     "learner": Role(
         tells=(BatchTrained, TrajectoryRetired, PolicyPublished),
         follows=("run", "group", "trajectory", "policy"),
+        weights="writes",
     ),
     "metrics": Role(follows=KINDS),
 }
@@ -145,6 +149,11 @@ def _serves(service: str, role: Role, run: str) -> Iterator[str]:
         yield from _reads(f"KV_{KEY_BUCKET}")
     if role.keys == "writes":
         yield f"$KV.{KEY_BUCKET}.>"
+    if role.weights:
+        yield from _reads(f"OBJ_{WEIGHT_STORE}")
+    if role.weights == "writes":
+        yield f"$O.{WEIGHT_STORE}.>"
+        yield f"$JS.API.STREAM.PURGE.OBJ_{WEIGHT_STORE}"  # versions that nobody needs any more
     if role.remembers:
         yield f"$KV.{SNAPSHOT_BUCKET}.{service}.>"
         yield f"$KV.{SNAPSHOT_BUCKET}.{service}"

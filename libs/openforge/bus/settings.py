@@ -21,12 +21,15 @@ class BadSettings(ValueError):
 class StreamLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Retention, the same for every stream of facts: 0 is no limit.
 
+    `weights_max_bytes` bounds the store of weights: one that is full ends the learner that publishes there.
+
     `max_bytes` bounds each stream: a full one makes tellers wait, which pauses the run, and loses
     nothing. `max_age_s` forgets old facts, also those that no snapshot holds yet: leave it 0 unless runs are
     archived. `duplicate_window_s` costs memory for each message told within it.
     """
 
     max_bytes: int = 0
+    weights_max_bytes: int = 0
     max_age_s: float = 0.0
     replicas: int = 1
     duplicate_window_s: float = 120.0
@@ -66,6 +69,7 @@ class BusSettings(msgspec.Struct, frozen=True, kw_only=True):
             blobs=env.get("OPENFORGE_BLOBS", ""),
             streams=StreamLimits(
                 max_bytes=int(_number(env, "OPENFORGE_STREAM_MAX_BYTES", 0)),
+                weights_max_bytes=int(_number(env, "OPENFORGE_WEIGHTS_MAX_BYTES", 0)),
                 max_age_s=_number(env, "OPENFORGE_STREAM_MAX_AGE_S", 0.0),
                 replicas=int(_number(env, "OPENFORGE_STREAM_REPLICAS", 1)),
                 duplicate_window_s=_number(env, "OPENFORGE_STREAM_DUPLICATE_WINDOW_S", 120.0),

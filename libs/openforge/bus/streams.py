@@ -21,6 +21,7 @@ DEAD_SUBJECTS = "of.dead.*"
 SNAPSHOT_BUCKET = "of_snapshots"
 CURSOR_BUCKET = "of_cursors"
 BLOB_STORE = "of_blobs"
+WEIGHT_STORE = "of_weights"
 _IN_USE = 10058  # stream name already in use with a different configuration
 
 
@@ -68,13 +69,13 @@ def _bucket(name: str, limits: StreamLimits) -> api.StreamConfig:
     )
 
 
-def _object_store(name: str, limits: StreamLimits) -> api.StreamConfig:
+def _object_store(name: str, limits: StreamLimits, max_bytes: int) -> api.StreamConfig:
     return api.StreamConfig(
         name=f"OBJ_{name}",
         subjects=[f"$O.{name}.C.>", f"$O.{name}.M.>"],
         storage=api.StorageType.FILE,
         discard=api.DiscardPolicy.NEW,
-        max_bytes=limits.max_bytes or -1,
+        max_bytes=max_bytes or -1,
         num_replicas=limits.replicas,
         allow_rollup_hdrs=True,
         allow_direct=True,
@@ -88,7 +89,8 @@ def configs(limits: StreamLimits) -> list[api.StreamConfig]:
         _bucket(KEY_BUCKET, limits),
         _bucket(SNAPSHOT_BUCKET, limits),
         _bucket(CURSOR_BUCKET, limits),
-        _object_store(BLOB_STORE, limits),
+        _object_store(BLOB_STORE, limits, limits.max_bytes),
+        _object_store(WEIGHT_STORE, limits, limits.weights_max_bytes),
     ]
 
 

@@ -59,6 +59,17 @@ class EngineSection(_Section, frozen=True, kw_only=True):
     lora: Literal["adapters", "merged"] = "adapters"
 
 
+class WeightsSection(_Section, frozen=True, kw_only=True):
+    """`store` is where the learner publishes each version.
+
+    Where empty its own folder, which engines have to see; another folder that both see, such as `/mnt/weights`;
+    `s3://bucket/prefix`; or `nats`, the bus's own object store. From the last two, engines fetch to a cache of theirs.
+    A run may be resumed with another store.
+    """
+
+    store: str = ""
+
+
 class SamplingSection(_Section, frozen=True, kw_only=True):
     """Pinned for every turn, whatever the harness asks. `max_tokens` is per turn."""
 
@@ -254,6 +265,7 @@ class RunConfig(_Section, frozen=True, kw_only=True):
     run: RunSection
     model: ModelSection = ModelSection()
     engine: EngineSection = EngineSection()
+    weights: WeightsSection = WeightsSection()
     sampling: SamplingSection = SamplingSection()
     environment: EnvironmentSection
     pacing: PacingSection = PacingSection()

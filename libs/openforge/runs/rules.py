@@ -4,6 +4,7 @@ Promises: every problem is one sentence that names the field, its value and the 
 """
 
 import difflib
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -98,6 +99,9 @@ _NOT_ABOVE: dict[str, tuple[float, str]] = {
     "algorithm.gamma": (1.0, "1.0 discounts nothing"),
     "algorithm.gae_lambda": (1.0, "1.0 compares with what came in the end"),
 }
+
+
+_BUCKET = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9!_.*'()-]+)*/?")
 
 
 def shown(value: object) -> str:
@@ -196,6 +200,23 @@ def _misnamed(config: RunConfig) -> Iterator[str]:
         yield "environment.tasks names a task twice: name each once, every task is drawn evenly"
 
 
+def _stores(config: RunConfig) -> Iterator[str]:
+    store = config.weights.store
+    if not store:
+        return
+    folder = store.startswith("/") and ".." not in store.split("/")
+    if not (folder or store == "nats" or (_BUCKET.fullmatch(store) and ".." not in store)):
+        yield (
+            f"weights.store = {shown(store)} is no place for weights: write the absolute path of a folder that learner "
+            'and engines see, "s3://bucket/prefix", or "nats" for the bus\'s own store; or leave it out'
+        )
+    elif config.engine.kind == "endpoint":
+        yield (
+            f'weights.store = {shown(store)} with engine.kind = "endpoint": nothing is trained, so nothing is '
+            "published; leave it out"
+        )
+
+
 def _at_odds(config: RunConfig) -> Iterator[str]:
     pacing, evaluation = config.pacing, config.evaluation
     if 1 <= pacing.in_flight < pacing.group_size:
@@ -218,6 +239,7 @@ def _at_odds(config: RunConfig) -> Iterator[str]:
             f"pacing.groups_per_step_most = {pacing.groups_per_step_most} is less than pacing.groups_per_step = "
             f"{pacing.groups_per_step}, the least of a batch: write more, or 0 for batches of one size"
         )
+    yield from _stores(config)
     yield from _at_odds_in_evaluation(config)
     yield from _at_odds_with_an_endpoint(config)
     yield from _of_endpoints_that_nobody_asks(config)

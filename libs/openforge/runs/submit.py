@@ -1,7 +1,7 @@
 """Starting, resting, ending and resuming a run, and knowing which of these is the case.
 
 Promises: a run name stands for one config for ever: the same config resumes it, another is refused
-with the fields in which it differs. Only where the learner computes may change (`HOW_IT_IS_TRAINED`).
+with the fields in which it differs. Only where the learner computes (`HOW_IT_IS_TRAINED`) and publishes may change.
 """
 
 import asyncio
@@ -85,9 +85,10 @@ def _expect_same(state: RunState, config: RunConfig, digest: str) -> None:
 
 
 def _trained_as(config: RunConfig, other: RunConfig) -> RunConfig:
-    """`other`, computed where and saved as often as `config`."""
+    """`other`, computed where, saved as often and published where `config` is."""
     placed = {name: getattr(config.learner, name) for name in HOW_IT_IS_TRAINED}
-    return msgspec.structs.replace(other, learner=msgspec.structs.replace(other.learner, **placed))
+    learner = msgspec.structs.replace(other.learner, **placed)
+    return msgspec.structs.replace(other, learner=learner, weights=config.weights)
 
 
 async def stop_run(bus: Bus, run: str, reason: StopReason = StopReason.INTERRUPTED, detail: str = "") -> int:

@@ -7,7 +7,7 @@ credentials on the run's bus.
 import os
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -17,6 +17,7 @@ from openforge.cli.supervise import Spec, service_argv
 from openforge.runs import RunConfig
 
 _VERL_PYTHON = Path(".venv-verl/bin/python")
+_OF_WEIGHTS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 SERVICES = ("engine", "learner", "proxy", "verifier", "sandbox_manager", "scheduler")
 
 
@@ -40,7 +41,8 @@ class Ports(msgspec.Struct, frozen=True, kw_only=True):
 def service_specs(config: RunConfig, home: Home, ports: Ports) -> Iterator[Spec]:
     """One process for each service, in the order in which they start."""
     keys = {"engine": config.engine.key_env, "verifier": config.judge.key_env}
-    common = {name: value for name, value in os.environ.items() if name not in keys.values()} | {
+    of_one = {*keys.values(), *_OF_WEIGHTS}
+    common = {name: value for name, value in os.environ.items() if name not in of_one} | {
         "OPENFORGE_RUN": config.run.name,
         "OPENFORGE_NATS_URL": nats_url(ports),
         "OPENFORGE_NATS_CREDS": "",
@@ -62,7 +64,7 @@ def service_specs(config: RunConfig, home: Home, ports: Ports) -> Iterator[Spec]
             "OPENFORGE_NATS_NKEY_SEED_FILE": str(home.credentials().seed(service)),
             "OPENFORGE_HEALTH_FILE": str(health),
             "OMP_NUM_THREADS": str(threads.get(service, 1)),
-            **_key(keys.get(service, "")),
+            **_held((keys.get(service, ""), *(_OF_WEIGHTS if service in ("engine", "learner") else ()))),
         }
         yield Spec(
             name=service,
@@ -73,9 +75,9 @@ def service_specs(config: RunConfig, home: Home, ports: Ports) -> Iterator[Spec]
         )
 
 
-def _key(name: str) -> dict[str, str]:
-    """A key of somebody else's endpoint goes to the one service that asks there."""
-    return {name: os.environ[name]} if name in os.environ else {}
+def _held(names: Iterable[str]) -> dict[str, str]:
+    """The key of somebody else's endpoint, or of a bucket, goes to the services that ask there and to no other."""
+    return {name: os.environ[name] for name in names if name in os.environ}
 
 
 def interpreter(service: str, config: RunConfig) -> str:

@@ -128,12 +128,26 @@ def plan(config: RunConfig, remote: str = "") -> str:
             f"{len(config.environment.tasks) or 'all'} kinds of tasks, at most {pacing.in_flight} episodes at once",
             f"learner {config.learner.backend}: {config.algorithm.loss} with {config.algorithm.advantage} advantages, "
             f"max_lag {pacing.max_lag} ({pacing.staleness})",
+            *_published(config),
             held_out if evaluation.heldout_episodes and evaluations else "no held-out evaluation",
             f"submitted to {remote}" if remote else f"everything goes to {Home(config.run.name).root}",
             "",
             msgspec.json.format(msgspec.json.encode(config), indent=2).decode(),
         )
     )
+
+
+def _published(config: RunConfig) -> Iterator[str]:
+    if config.engine.kind == "endpoint":
+        return
+    store, kept = config.weights.store, config.engine.keep_versions
+    if store.startswith("s3://"):
+        yield f"weights published at {store}, the {kept} newest kept; credentials by the AWS variables"
+    elif store == "nats":
+        yield f"weights published in the bus's object store of_weights, the {kept} newest kept"
+    else:
+        folder = store or "the learner's own folder"
+        yield f"weights published in {folder}, which engines have to see, the {kept} newest kept"
 
 
 def _model_and_engine(config: RunConfig) -> str:

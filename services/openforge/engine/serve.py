@@ -1,17 +1,20 @@
 """The life of an engine: follow what is published, serve the newest, say so.
 
-Promises: a version is told as served only after it answers with the probe's log-probs; bad weights leave what is served
-as it is; the process ends with an error only when it has nothing to serve.
+Promises: a version is told as served only after it answers with the probe's log-probs; bad weights, and a store that
+gives none, leave what is served as it is; the process ends with an error only when it has nothing to serve.
 """
 
 import asyncio
 import os
 import secrets
+import tempfile
+import time
 from pathlib import Path
 
 import msgspec
 
 from openforge.bus import CAUGHT_UP, AlreadyTold, Bus, Cursors, tracing
+from openforge.bus.link import Backoff
 from openforge.engine.backend import Backend, Outcome
 from openforge.engine.measuring import Meter
 from openforge.engine.policy import Newest
@@ -21,6 +24,10 @@ from openforge.protos import PolicyPublished, PolicyServed
 from openforge.runs import RunConfig, submitted_config
 from openforge.service import health, log
 from openforge.weights import BadWeights
+from openforge.weights.cache import Cache
+from openforge.weights.objects import StoreBroken, StoreRefused
+
+_WORTH_SAYING_S = 0.01
 
 
 class NothingToServe(RuntimeError):
@@ -51,6 +58,7 @@ class Engine:
         self._newest = Newest()
         self._fleet = Fleet(self.name, settings.engine_waves)
         self._meter = Meter(bus, settings, self.name)
+        self._cache = Cache(cache_folder(settings), bus.weights)
         self._changed = asyncio.Event()
         self._fleet_changed = asyncio.Event()
 
@@ -73,6 +81,7 @@ class Engine:
                     group.create_task(self._meter.run())
         finally:
             await backend.stop()
+            self._cache.close()
 
     async def _follow(self) -> None:
         caught_up = False
@@ -92,8 +101,29 @@ class Engine:
             await self._changed.wait()
             self._changed.clear()
             while (published := self._newest.due()) is not None:
-                await self._own_turn(published)
-                await self._apply(backend, self._newest.due() or published)
+                if await self._fetched(published) is not None:
+                    await self._own_turn(published)
+                    await self._apply(backend, self._newest.due() or published)
+
+    async def _fetched(self, published: PolicyPublished) -> Path | None:
+        """The folder of these weights; None where they are no good, or others are due before they could be had."""
+        backoff, began = Backoff(first_s=0.5, last_s=30.0), time.monotonic()
+        while self._newest.due() == published:
+            try:
+                folder = await self._cache.folder(published.location, published.digest)
+            except BadWeights as error:
+                self._refuse(published, error)
+                return None
+            except (StoreBroken, StoreRefused) as error:
+                if isinstance(error, StoreRefused) and self._newest.served is None:
+                    raise
+                log.warning("weights cannot be fetched yet", version=published.version, why=str(error))
+                await backoff.pause()
+            else:
+                if str(folder) != published.location and (fetch_s := time.monotonic() - began) > _WORTH_SAYING_S:
+                    log.info("weights fetched", version=published.version, fetch_s=round(fetch_s, 3))
+                return folder
+        return None
 
     async def _own_turn(self, published: PolicyPublished) -> None:
         """Until the engines whose turn is before serve these weights, or take too long."""
@@ -112,22 +142,37 @@ class Engine:
             await self._apply_now(backend, published)
 
     async def _apply_now(self, backend: Backend, published: PolicyPublished) -> None:
-        said = log.bind(version=published.version, incarnation=published.incarnation)
+        if (folder := await self._fetched(published)) is None:
+            return
         try:
             with self._meter.looking_away():
-                outcome = await backend.apply(
-                    Path(published.location), published.digest, published.version, published.stream
-                )
+                outcome = await backend.apply(folder, published.digest, published.version, published.stream)
         except BadWeights as error:
-            self._newest.refuses(published)
-            said.error("weights refused", why=str(error), still_serving=self._newest.served is not None)
-            if self._newest.served is None and self._newest.due() is None:
-                raise NothingToServe(f"no published weights can be served: {error}") from error
+            self._refuse(published, error)
             return
         self._newest.serves(published)
+        await self._cache.serves(folder)
         await self._tell_served(published, outcome)
-        said.info("policy served", probe_error=outcome.probe_error, load_s=round(outcome.load_s, 3))
+        log.info(
+            "policy served",
+            version=published.version,
+            incarnation=published.incarnation,
+            probe_error=outcome.probe_error,
+            load_s=round(outcome.load_s, 3),
+        )
         health.ready(waiting_for="", version=published.version, incarnation=published.incarnation)
+
+    def _refuse(self, published: PolicyPublished, error: BadWeights) -> None:
+        self._newest.refuses(published)
+        log.error(
+            "weights refused",
+            version=published.version,
+            incarnation=published.incarnation,
+            why=str(error),
+            still_serving=self._newest.served is not None,
+        )
+        if self._newest.served is None and self._newest.due() is None:
+            raise NothingToServe(f"no published weights can be served: {error}") from error
 
     async def _tell_served(self, published: PolicyPublished, outcome: Outcome) -> None:
         served = PolicyServed(
@@ -146,6 +191,13 @@ class Engine:
             await self._bus.tell(served)
         except AlreadyTold:  # a named engine that was started again serves what it served before
             log.info("policy already told as served", version=published.version)
+
+
+def cache_folder(settings: Settings) -> Path:
+    if settings.weight_cache:
+        return Path(settings.weight_cache).absolute()
+    home = Path(settings.home) if settings.home else Path(tempfile.gettempdir(), f"openforge-{os.getuid()}")
+    return home.absolute() / "weight-cache"
 
 
 def make_backend(settings: Settings, config: RunConfig) -> Backend:

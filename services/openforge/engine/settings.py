@@ -16,6 +16,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     one after another: more keeps more of them sampling, and the last one samples longer from old weights;
     `wave_timeout_s` is the longest wait for the part before. Where the run file has `pacing.in_flight_least`, an
     engine says every `measure_every_s` how busy it is: pacing changes no sooner, so more often is only more facts.
+    `weight_cache` is where weights go that have to be fetched, three versions at most; by default below `home`.
     """
 
     run: str
@@ -29,6 +30,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     wave_timeout_s: float = 30.0
     measure_every_s: float = 15.0
     home: str = ""
+    weight_cache: str = ""
 
     def __post_init__(self) -> None:
         if not self.measure_every_s > 0:

@@ -1,6 +1,6 @@
-"""Weights on their way to the engines.
+"""Weights on their way to the engines: on the learner's own disk, from where a store makes them seen.
 
-Promises: a folder is complete before its fact is told; a version that was computed again is published
+Promises: a folder is complete before it is published; a version that was computed again is published
 again only if its weights came out otherwise or are gone.
 """
 
@@ -14,7 +14,16 @@ from openforge.learner.probe import probe
 from openforge.protos import PolicyPublished
 from openforge.runs import RunConfig
 from openforge.runs.model import model_folder
-from openforge.weights import WEIGHTS, BadWeights, Written, check, keep_newest, read_manifest, write_weights
+from openforge.weights import (
+    WEIGHTS,
+    BadWeights,
+    Written,
+    check,
+    folder_name,
+    keep_newest,
+    read_manifest,
+    write_weights,
+)
 
 
 class Publisher:
@@ -43,20 +52,21 @@ class Publisher:
         )
 
     def holds(self, published: PolicyPublished) -> bool:
-        """Whether the folder that was published is whole and has the backend's weights, bit for bit."""
+        """Whether the folder of what was published is whole and has the backend's weights, bit for bit."""
         import torch
         from safetensors.torch import load_file
 
+        folder = self._root / folder_name(published.version, published.incarnation)
         try:
-            check(published.location, published.digest)
+            check(folder, published.digest)
         except BadWeights:
             return False
         if self._adapters is not None:
-            return self._adapters.holds(Path(published.location))
-        if read_manifest(published.location).base:
+            return self._adapters.holds(folder)
+        if read_manifest(folder).base:
             return False
         dtype = getattr(torch, self._config.engine.dtype)
-        own, written = self._backend.export(), load_file(Path(published.location) / WEIGHTS)
+        own, written = self._backend.export(), load_file(folder / WEIGHTS)
         return own.keys() >= written.keys() and all(
             torch.equal(own[name].to(dtype), tensor) for name, tensor in written.items()
         )

@@ -29,6 +29,7 @@ from openforge.learner.checkpoints import Checkpoint, Checkpoints, Memory
 from openforge.learner.identity import ConfigChanged, training_digest
 from openforge.learner.lock import only_one
 from openforge.learner.offer import Offer
+from openforge.learner.outlet import Outlet, insisting
 from openforge.learner.publisher import Publisher
 from openforge.learner.settings import Settings
 from openforge.learner.step import Batch, Step, batch_of, step_of
@@ -48,7 +49,7 @@ from openforge.protos.trajectory import env_token
 from openforge.runs import RunConfig, canonical
 from openforge.runs.submit import submitted_config
 from openforge.service import BadSettings, Zombie, health, log
-from openforge.weights import folder_name
+from openforge.weights.stores import store_at
 
 FOLLOWED = ("group", "trajectory", "policy")
 IDENTITY = f"{socket.gethostname()}.{os.getpid()}"
@@ -72,11 +73,12 @@ class Learner:
         self._run = config.run.name
         self._digest = training_digest(config)
         self._weights = settings.home / "weights"
+        self._store = store_at(config.weights.store, self._run, self._weights, bus.weights)
         self._checkpoints = checkpoints_of(settings.home, config)
         self._offer = Offer(config, self._weights, settings.broadcast_listen)
         self._slow = SlowThread("backend")
         self._backend: Backend
-        self._publisher: Publisher
+        self._outlet: Outlet
         self._batcher = Batcher(rules_of(config))
         self._cursors = Cursors()
         self._computed = 0
@@ -103,9 +105,11 @@ class Learner:
 
     async def _wake(self) -> None:
         """Load the model and the newest checkpoint that fits what is recorded."""
+        await insisting(self._store.check)
         self._checkpoints.tidy()
         self._backend = await self._slow.call(backend_for, self._config)
-        self._publisher = Publisher(self._backend, self._config, self._weights)
+        publisher = Publisher(self._backend, self._config, self._weights)
+        self._outlet = Outlet(publisher, self._store, self._slow, self._config.engine.keep_versions)
         self._served = {told.fact.engine: told.fact for told in await self._bus.read(PolicyServed, self._run)}
         for checkpoint in self._checkpoints.newest_first():
             if await self._restore(checkpoint):
@@ -355,7 +359,7 @@ class Learner:
         """Publish the recorded version unless what was published is just that."""
         version = self._computed
         newest = await self._newest_of(version)
-        if newest is not None and await self._slow.call(self._publisher.holds, newest):
+        if newest is not None and await self._outlet.holds(newest):
             self._published = newest
             return
         self._published = await self._newest_of(version - 1) if version else None
@@ -367,20 +371,19 @@ class Learner:
 
     async def _publish(self, version: int, incarnation: int) -> None:
         parent = self._published.digest if self._published else ""
-        written = await self._slow.call(self._publisher.write, version, incarnation, parent)
+        written, location = await self._outlet.write(version, incarnation, parent)
         fact = PolicyPublished(
             run=self._run,
             version=version,
             incarnation=incarnation,
-            location=str(written.path),
+            location=location,
             digest=written.digest,
             bytes=written.bytes,
             stream=self._offer.address,
         )
         await self._tell(fact)
         self._published = fact
-        in_use = {folder_name(served.version, served.incarnation) for served in self._served.values()}
-        await self._slow.call(self._publisher.forget_old, in_use)
+        await self._outlet.forget_old(self._served.values())
         log.info("policy published", run=self._run, version=version, incarnation=incarnation, bytes=written.bytes)
 
     async def _save(self) -> None:

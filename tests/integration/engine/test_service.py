@@ -21,6 +21,7 @@ from openforge.protos import EngineMeasured, PolicyPublished, PolicyServed
 from openforge.runs import RunConfig, submit
 from openforge.runs.config import EngineSection, EnvironmentSection, ModelSection, PacingSection, RunSection
 from openforge.weights import Written, read_manifest
+from openforge.weights.stores import store_at
 
 RUN = "r1"
 PATIENCE_S = 90.0
@@ -34,7 +35,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 @asynccontextmanager
-async def _engine(settings: BusSettings, url: str) -> AsyncIterator[asyncio.subprocess.Process]:
+async def _engine(settings: BusSettings, url: str, cache: str = "") -> AsyncIterator[asyncio.subprocess.Process]:
     """The service as a process; ended if it still lives."""
     env = os.environ | {
         "PYTHONPATH": os.pathsep.join(_SOURCES),
@@ -43,6 +44,7 @@ async def _engine(settings: BusSettings, url: str) -> AsyncIterator[asyncio.subp
         "OPENFORGE_ENGINE_URL": url,
         "OPENFORGE_MEASURE_EVERY_S": "0.5",
         "OPENFORGE_DIE_WITH_PARENT": "1",
+        "OPENFORGE_WEIGHT_CACHE": cache,
     }
     process = await asyncio.create_subprocess_exec(sys.executable, "-m", "openforge.engine", env=env)
     try:
@@ -64,13 +66,15 @@ async def _submit(bus: Bus, model: Path) -> None:
     await submit(bus, config)
 
 
-async def _publish(bus: Bus, written: Written) -> PolicyPublished:
+async def _publish(bus: Bus, written: Written, where: str = "") -> PolicyPublished:
+    """In the folder where it was written, or on the bus, from where the engine has to fetch it."""
     manifest = read_manifest(written.path)
+    store = store_at(where, RUN, written.path.parent, bus.weights)
     published = PolicyPublished(
         run=RUN,
         version=manifest.version,
         incarnation=manifest.incarnation,
-        location=str(written.path),
+        location=await store.publish(written.path, written.digest),
         digest=written.digest,
         bytes=written.bytes,
     )
@@ -104,9 +108,9 @@ async def test_it_serves_what_is_published_again_and_again_and_refuses_what_is_b
     await _submit(bus, models[0])
     skipped = publish(tmp_path / "w", models[0], 0)
     newest = publish(tmp_path / "w", models[1], 1)
-    for written in (skipped, newest):
-        await _publish(bus, written)
-    async with _engine(bus_settings, url) as process:
+    await _publish(bus, skipped)
+    await _publish(bus, newest, "nats")
+    async with _engine(bus_settings, url, str(tmp_path / "cache")) as process:
         served = await _served(bus, 1)
         assert (served.digest, served.version) == (newest.digest, 1)
         assert served.probe_error < 1e-4
@@ -116,8 +120,8 @@ async def test_it_serves_what_is_published_again_and_again_and_refuses_what_is_b
 
         broken = publish(tmp_path / "w", models[0], 2)
         (broken.path / "model.safetensors").write_bytes(b"nothing")
-        await _publish(bus, broken)
-        await _publish(bus, publish(tmp_path / "w", models[0], 3))
+        await _publish(bus, broken, "nats")
+        await _publish(bus, publish(tmp_path / "w", models[0], 3), "nats")
         again = await _served(bus, 3)
         assert again.engine == served.engine
         assert await bus.read(PolicyServed, RUN, 2) == []

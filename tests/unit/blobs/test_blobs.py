@@ -1,4 +1,4 @@
-"""Every store of blobs keeps the same promises. S3 is shown on obstore's memory store: no S3 server runs here."""
+"""Every store of blobs keeps the same promises. S3 is shown on obstore's memory store."""
 
 import secrets
 from collections.abc import Callable

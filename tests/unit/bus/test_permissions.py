@@ -53,7 +53,7 @@ def of_others(role: str) -> Iterator[str]:
             yield f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{name}"
             yield f"$JS.API.CONSUMER.DELETE.{stream}.{name}"
             yield f"$JS.ACK.{stream}.{name}.1.1.1.1.0"
-    for stream in (*STREAMS, f"KV_{KEY_BUCKET}", "OBJ_of_blobs"):
+    for stream in (*STREAMS, f"KV_{KEY_BUCKET}", "OBJ_of_blobs", "OBJ_of_weights"):
         yield f"$JS.API.STREAM.DELETE.{stream}"
         yield f"$JS.API.STREAM.UPDATE.{stream}"
         yield f"$JS.API.STREAM.MSG.DELETE.{stream}"
@@ -67,6 +67,15 @@ def of_others(role: str) -> Iterator[str]:
         yield f"$JS.API.CONSUMER.CREATE.KV_{KEY_BUCKET}.x"
     if not (role in ROLES and ROLES[role].keys == "writes"):
         yield f"$KV.{KEY_BUCKET}.{RUN}.{'ab' * 32}"
+    if not (role in ROLES and ROLES[role].weights):
+        yield "$JS.API.DIRECT.GET.OBJ_of_weights"
+        yield "$JS.API.DIRECT.GET.OBJ_of_weights.$O.of_weights.M.a"
+        yield "$JS.API.STREAM.MSG.GET.OBJ_of_weights"
+        yield "$JS.API.STREAM.INFO.OBJ_of_weights"
+    if not (role in ROLES and ROLES[role].weights == "writes"):
+        yield "$O.of_weights.M.a"
+        yield "$O.of_weights.C.a"
+        yield "$JS.API.STREAM.PURGE.OBJ_of_weights"
     if not (role in ROLES and ROLES[role].remembers):
         yield "$KV.of_snapshots.scheduler.all"
 

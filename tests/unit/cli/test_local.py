@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from learner_world import run_config
 
-from openforge.cli.local import interpreter
+from openforge.cli.home import Home
+from openforge.cli.local import Ports, interpreter, service_specs
 
 
 def test_a_learner_of_verl_runs_where_verl_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,3 +22,13 @@ def test_a_learner_of_verl_runs_where_verl_is(tmp_path: Path, monkeypatch: pytes
     assert interpreter("engine", verl) == interpreter("learner", torch) == sys.executable
     monkeypatch.setenv("OPENFORGE_VERL_PYTHON", "/elsewhere/python")
     assert interpreter("learner", verl) == "/elsewhere/python"
+
+
+def test_the_keys_of_a_bucket_reach_learner_and_engine_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENFORGE_RUNS", str(tmp_path))
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    specs = service_specs(run_config(tmp_path), Home("r"), Ports(nats=1, engine=2, proxy=3))
+    env = {spec.name: spec.env for spec in specs}
+    assert {name for name, held in env.items() if "AWS_SECRET_ACCESS_KEY" in held} == {"learner", "engine"}
+    assert {held["AWS_ENDPOINT_URL"] for held in env.values()} == {"http://127.0.0.1:1"}

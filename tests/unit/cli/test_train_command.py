@@ -16,6 +16,22 @@ def test_every_example_passes_a_dry_run_also_without_its_model(run_file: Path) -
     assert "steps of" in result.output
 
 
+@pytest.mark.parametrize(
+    ("store", "said"),
+    [
+        ("", "published in the learner's own folder, which engines have to see"),
+        ("/mnt/weights", "published in /mnt/weights, which engines have to see"),
+        ("s3://bucket/p", "published at s3://bucket/p, the 3 newest kept; credentials by the AWS variables"),
+        ("nats", "published in the bus's object store of_weights"),
+    ],
+)
+def test_a_dry_run_says_where_weights_are_published(store: str, said: str) -> None:
+    tiny = next(path for path in EXAMPLES if path.stem == "tiny")
+    result = CliRunner().invoke(app, ["train", str(tiny), "--dry-run", "--set", f"weights.store={store}"])
+    assert result.exit_code == 0, result.output
+    assert said in result.output
+
+
 def test_a_run_without_its_model_is_refused_with_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENFORGE_RUNS", str(tmp_path))
     tiny = next(path for path in EXAMPLES if path.stem == "tiny")

@@ -152,10 +152,20 @@ def test_models_are_copied_by_the_service_that_may_write_them() -> None:
     assert ("models", "/models", "") in mounts_of(told)
 
 
-def test_the_key_of_a_judge_reaches_the_verifier_alone_and_is_in_no_commit() -> None:
+def test_keys_of_a_judge_and_of_a_bucket_reach_those_who_ask_there_and_are_in_no_commit() -> None:
     files = {name: service["env_file"] for name, service in SERVICES.items() if "env_file" in service}
-    assert files == {"verifier": [{"path": "./verifier.env", "required": False}]}
-    assert "/deploy/compose/verifier.env" in (DOCS.parent / ".gitignore").read_text().splitlines()
+    weights = [{"path": "./weights.env", "required": False}]
+    assert files == {
+        "verifier": [{"path": "./verifier.env", "required": False}],
+        **dict.fromkeys(("engine", "engine-gpu", "learner"), weights),
+    }
+    ignored = (DOCS.parent / ".gitignore").read_text().splitlines()
+    assert {"/deploy/compose/verifier.env", "/deploy/compose/weights.env"} <= set(ignored)
+
+
+@pytest.mark.parametrize("name", ["engine", "engine-gpu"])
+def test_an_engine_has_a_place_for_weights_that_it_fetches(name: str) -> None:
+    assert ("weight-cache", SERVICES[name]["environment"]["OPENFORGE_WEIGHT_CACHE"], "") in mounts_of(name)
 
 
 def test_runtimes_that_are_named_reach_the_gate() -> None:

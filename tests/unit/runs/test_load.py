@@ -267,6 +267,21 @@ def test_what_is_said_of_a_judge_that_is_not_asked_is_refused(folder: Path, fiel
     assert told == f'judge.{field} = "x" without judge.url asks nobody: write judge.url, or leave judge.{field} out'
 
 
+@pytest.mark.parametrize("store", ["", "/mnt/weights", "s3://bucket", "s3://a.bucket/and/a_prefix/", "nats"])
+def test_weights_are_published_in_a_folder_in_s3_or_on_the_bus(folder: Path, store: str) -> None:
+    assert load_run_file(folder / "run.toml", (f"weights.store={store}",)).weights.store == store
+
+
+@pytest.mark.parametrize(
+    "store",
+    ["weights", "./weights", "/a/../b", "gs://bucket/x", "s3://", "s3://B", "s3://b/x", "s3://bucket//x", "nats://x"],
+)
+def test_another_place_for_weights_is_refused_with_those_that_there_are(folder: Path, store: str) -> None:
+    said = problems(folder, "", f"weights.store={store}")
+    assert f'weights.store = "{store}" is no place for weights' in said
+    assert '"s3://bucket/prefix", or "nats"' in said
+
+
 def test_tasks_that_cannot_be_read_are_a_problem_of_the_environment(folder: Path) -> None:
     refuses = "from openforge.env.contract import BadTask\n\ndef tasks():\n    raise BadTask('/typo holds no task')\n"
     (folder / "env.py").write_text(ENVIRONMENT + refuses)

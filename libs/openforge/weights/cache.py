@@ -1,0 +1,154 @@
+"""Published weights on an engine's own disk.
+
+Promises: a folder that is returned has the bytes that its digest stands for, or is one that others keep; a download
+that breaks off goes on where it was; what is kept here is bounded.
+"""
+
+import asyncio
+import fcntl
+import hashlib
+import itertools
+import os
+import shutil
+from pathlib import Path
+
+from openforge.weights.check import check
+from openforge.weights.manifest import MANIFEST, BadWeights, FileEntry, decode_manifest, digest_of
+from openforge.weights.objects import ObjectLost, Objects, StoreRefused
+
+_KEPT = 2  # what is served, and what an engine goes back to if the next turns out bad
+
+
+class Cache:
+    """`root` may be shared by processes: each takes a numbered folder of it, one that an ended process left first.
+
+    `bus` is where locations `nats://` lie.
+    """
+
+    def __init__(self, root: Path, bus: Objects) -> None:
+        self._root = root
+        self._bus = bus
+        self._places: dict[str, Objects] = {}
+        self._held: tuple[Path, int] | None = None
+        self._whole: set[Path] = set()
+        self._served: list[Path] = []
+
+    async def folder(self, location: str, digest: str) -> Path:
+        """The weights of a `PolicyPublished`; raises `BadWeights` and `StoreRefused`, and `StoreBroken`: ask again."""
+        if location.startswith("/"):
+            return Path(location)
+        place, _, rest = location.partition("://")
+        if place not in ("s3", "nats") or rest.count("/") < 2:
+            raise BadWeights(f"weights {location}: this engine knows folders, s3:// and nats://")
+        url, run, name = location.rsplit("/", 2)
+        folder = self._own() / name
+        if folder not in self._whole:
+            if not await asyncio.to_thread(_is_whole, folder, digest):
+                await self._fetch(self._objects_at(url), f"{run}/{name}", folder, digest)
+            self._whole.add(folder)
+        return folder
+
+    async def serves(self, folder: Path) -> None:
+        """From now on; what nobody goes back to is removed."""
+        if self._held is not None and folder.parent == self._held[0]:
+            self._served = [*self._served[-_KEPT + 1 :], folder]
+            await self._keep(*self._served)
+
+    def close(self) -> None:
+        """Another may have the folder."""
+        if self._held is not None:
+            os.close(self._held[1])
+            self._held = None
+
+    async def _fetch(self, objects: Objects, name: str, folder: Path, digest: str) -> None:
+        draft = folder.with_name(f".{folder.name}")
+        await self._keep(draft, *self._served)
+        draft.mkdir(exist_ok=True)
+        try:
+            data = await objects.read(f"{name}/{MANIFEST}")
+            if digest_of(data) != digest:
+                raise BadWeights(
+                    f"weights {objects.url}/{name}: the manifest has digest {digest_of(data)[:12]}, expected "
+                    f"{digest[:12]}."
+                )
+            for file, entry in decode_manifest(data, folder).files.items():
+                await _get(objects, name, draft, file, entry)
+        except ObjectLost as lost:
+            raise BadWeights(f"weights {objects.url}/{name}: {lost}.") from lost
+        (draft / MANIFEST).write_bytes(data)
+        os.replace(draft, folder)
+
+    async def _keep(self, *folders: Path) -> None:
+        self._whole &= set(folders)
+        await asyncio.to_thread(_remove_all_but, self._own(), {folder.name for folder in folders})
+
+    def _objects_at(self, url: str) -> Objects:
+        if url == self._bus.url:
+            return self._bus
+        if url not in self._places:
+            if not url.startswith("s3://"):
+                raise StoreRefused(f"weights in {url}: this engine's bus has {self._bus.url}")
+            from openforge.weights.s3 import S3Objects
+
+            self._places[url] = S3Objects(url)
+        return self._places[url]
+
+    def _own(self) -> Path:
+        """This process's folder, held until it ends, however it ends."""
+        if self._held is None:
+            self._held = _first_free(self._root)
+        return self._held[0]
+
+
+def _first_free(root: Path) -> tuple[Path, int]:
+    for number in itertools.count():
+        folder = root / str(number)
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+        else:
+            return folder, lock
+    raise AssertionError("numbers do not end")
+
+
+def _is_whole(folder: Path, digest: str) -> bool:
+    """One that was damaged is removed."""
+    if not folder.exists():
+        return False
+    try:
+        check(folder, digest)
+    except BadWeights:
+        shutil.rmtree(folder)
+        return False
+    return True
+
+
+async def _get(objects: Objects, name: str, draft: Path, file: str, entry: FileEntry) -> None:
+    """One file, where it is not there yet; once again if the bytes are wrong, which a broken-off try may have left."""
+    if Path(file).name != file:
+        raise BadWeights(f"weights {objects.url}/{name}: the manifest names {file!r}, which is no plain file name.")
+    path = draft / file
+    for _ in range(2):
+        if not path.exists() or path.stat().st_size < entry.bytes:
+            await objects.get(f"{name}/{file}", path, entry.bytes)
+        found = await asyncio.to_thread(_sha256, path)
+        if found == entry.sha256:
+            return
+        path.unlink()
+    raise BadWeights(
+        f"weights {objects.url}/{name}: {file} has sha256 {found[:12]}, the manifest says {entry.sha256[:12]}."
+    )
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _remove_all_but(folder: Path, names: set[str]) -> None:
+    for entry in folder.iterdir():
+        if entry.name not in names and entry.is_dir():
+            shutil.rmtree(entry, ignore_errors=True)
