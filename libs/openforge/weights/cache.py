@@ -13,8 +13,9 @@ import shutil
 from pathlib import Path
 
 from openforge.weights.check import check
-from openforge.weights.manifest import MANIFEST, BadWeights, FileEntry, decode_manifest, digest_of
+from openforge.weights.manifest import BASE, MANIFEST, BadWeights, FileEntry, decode_manifest, digest_of, read_manifest
 from openforge.weights.objects import ObjectLost, Objects, StoreRefused
+from openforge.weights.stores import object_name
 
 _KEPT = 2  # what is served, and what an engine goes back to if the next turns out bad
 
@@ -30,7 +31,7 @@ class Cache:
         self._bus = bus
         self._places: dict[str, Objects] = {}
         self._held: tuple[Path, int] | None = None
-        self._whole: set[Path] = set()
+        self._whole: set[tuple[Path, str]] = set()
         self._served: list[Path] = []
 
     async def folder(self, location: str, digest: str) -> Path:
@@ -42,11 +43,20 @@ class Cache:
             raise BadWeights(f"weights {location}: this engine knows folders, s3:// and nats://")
         url, run, name = location.rsplit("/", 2)
         folder = self._own() / name
-        if folder not in self._whole:
-            if not await asyncio.to_thread(_is_whole, folder, digest):
-                await self._fetch(self._objects_at(url), f"{run}/{name}", folder, digest)
-            self._whole.add(folder)
+        if (folder, digest) not in self._whole:
+            await self._keep(folder, _draft(folder), *self._served)
+            await self._have(self._objects_at(url), run, name, folder, digest)
         return folder
+
+    async def _have(self, objects: Objects, run: str, name: str, folder: Path, digest: str) -> None:
+        if (folder, digest) in self._whole:
+            return
+        if not await asyncio.to_thread(_is_whole, folder, digest):
+            await self._fetch(objects, f"{run}/{name}", folder, digest)
+        if base := read_manifest(folder).base:  # adapters, and the weights beside them that they belong to
+            below = folder.with_name(BASE)
+            await self._have(objects, run, object_name(run, BASE, base).rpartition("/")[2], below, base)
+        self._whole.add((folder, digest))
 
     async def serves(self, folder: Path) -> None:
         """From now on; what nobody goes back to is removed."""
@@ -61,8 +71,7 @@ class Cache:
             self._held = None
 
     async def _fetch(self, objects: Objects, name: str, folder: Path, digest: str) -> None:
-        draft = folder.with_name(f".{folder.name}")
-        await self._keep(draft, *self._served)
+        draft = _draft(folder)
         draft.mkdir(exist_ok=True)
         try:
             data = await objects.read(f"{name}/{MANIFEST}")
@@ -79,8 +88,9 @@ class Cache:
         os.replace(draft, folder)
 
     async def _keep(self, *folders: Path) -> None:
-        self._whole &= set(folders)
-        await asyncio.to_thread(_remove_all_but, self._own(), {folder.name for folder in folders})
+        kept = {folder.name for folder in folders} | {BASE, f".{BASE}"}
+        self._whole = {(folder, digest) for folder, digest in self._whole if folder.name in kept}
+        await asyncio.to_thread(_remove_all_but, self._own(), kept)
 
     def _objects_at(self, url: str) -> Objects:
         if url == self._bus.url:
@@ -98,6 +108,11 @@ class Cache:
         if self._held is None:
             self._held = _first_free(self._root)
         return self._held[0]
+
+
+def _draft(folder: Path) -> Path:
+    """Where it is as long as it is not whole."""
+    return folder.with_name(f".{folder.name}")
 
 
 def _first_free(root: Path) -> tuple[Path, int]:

@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Protocol
 
 from openforge.weights.check import check
-from openforge.weights.manifest import MANIFEST, BadWeights, read_manifest
+from openforge.weights.manifest import BASE, MANIFEST, BadWeights, read_manifest
 from openforge.weights.objects import Objects
 from openforge.weights.retention import keep_newest, superfluous
 from openforge.weights.write import drafted
 
-IN_NAME = 12
-"""How much of the digest is in the name of published objects: other bytes have another name."""
+_IN_NAME = 12
 
 
 class Store(Protocol):
@@ -38,6 +37,11 @@ class Store(Protocol):
     async def forget_old(self, keep: int, in_use: Collection[str]) -> None:
         """Keep the newest and those in use (folder names), and nothing that a crash left."""
         ...
+
+
+def object_name(run: str, folder: str, digest: str) -> str:
+    """Below which a folder's files lie: other bytes have another name."""
+    return f"{run}/{folder}-{digest[:_IN_NAME]}"
 
 
 def store_at(where: str, run: str, own: Path, bus: Objects) -> Store:
@@ -62,8 +66,10 @@ class FolderStore:
 
     async def publish(self, folder: Path, digest: str) -> str:
         there = self._root / folder.name
-        if folder != there and not await self.has(str(there), digest):
-            await asyncio.to_thread(self._copy, folder, there)
+        if folder != there:
+            for part, sum_ in ((folder, digest), *_below(folder)):
+                if not await self.has(str(self._root / part.name), sum_):
+                    await asyncio.to_thread(self._copy, part, self._root / part.name)
         return str(there)
 
     async def has(self, location: str, digest: str) -> bool:
@@ -93,12 +99,17 @@ class ObjectStore:
         await self._objects.check(self._run)
 
     async def publish(self, folder: Path, digest: str) -> str:
-        name = f"{self._run}/{folder.name}-{digest[:IN_NAME]}"
+        for part, sum_ in _below(folder):
+            await self._put(part, object_name(self._run, part.name, sum_))
+        name = object_name(self._run, folder.name, digest)
+        await self._put(folder, name)
+        return f"{self._objects.url}/{name}"
+
+    async def _put(self, folder: Path, name: str) -> None:
         there = set(await self._objects.names(f"{name}/"))
         for file in (*read_manifest(folder).files, MANIFEST):
             if f"{name}/{file}" not in there:
                 await self._objects.put(f"{name}/{file}", folder / file)
-        return f"{self._objects.url}/{name}"
 
     async def has(self, location: str, digest: str) -> bool:
         within = location.removeprefix(f"{self._objects.url}/")
@@ -115,3 +126,9 @@ class ObjectStore:
             for file in sorted(files[version], key=lambda name: name != MANIFEST):  # it is nothing from then on
                 await self._objects.delete(f"{self._run}/{version}/{file}")
         await self._objects.sweep(self._run)
+
+
+def _below(folder: Path) -> list[tuple[Path, str]]:
+    """The folder of the weights that adapters in this one belong to, and its digest."""
+    base = read_manifest(folder).base
+    return [(folder.with_name(BASE), base)] if base else []

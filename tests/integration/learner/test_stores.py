@@ -10,6 +10,7 @@ import msgspec
 import pytest
 import torch
 from credentials_world import World, world_at
+from engine_fixtures import publish_adapters
 from flaky_network import FlakyNetwork
 from learner_world import LearnerProcess, feed_run, is_published, newest_published, run_config, tiny_model, until
 from s3_server import BUCKET, S3Server
@@ -20,7 +21,8 @@ from openforge.bus.permissions import OPERATOR
 from openforge.models import tiny
 from openforge.protos import PolicyPublished
 from openforge.runs import submit
-from openforge.weights import MANIFEST, BadWeights, Written, check, write_weights
+from openforge.weights import BASE, MANIFEST, BadWeights, Written, check, read_manifest, write_weights
+from openforge.weights.adapters import base_of
 from openforge.weights.cache import Cache
 from openforge.weights.objects import Objects, StoreBroken, StoreRefused
 from openforge.weights.s3 import S3Objects
@@ -164,6 +166,21 @@ async def test_a_learner_starts_only_where_it_can_publish(place: Place) -> None:
     async with place.store() as store:
         await store.check()
         await store.check()
+
+
+async def test_adapters_come_with_the_weights_below_them_and_those_once(place: Place, model: Path) -> None:
+    written = [publish_adapters(place.folder / "home", model, v, place.folder / f"whole-{v}") for v in range(3)]
+    async with place.store() as store, place.cache() as cache:
+        for one in written:
+            location = await store.publish(one.path, one.digest)
+            folder = await cache.folder(location, one.digest)
+            await cache.serves(folder)
+            base = base_of(folder, read_manifest(folder))
+            if one is written[0]:
+                before = base.stat().st_mtime_ns
+            await store.forget_old(1, ())
+        assert base.stat().st_mtime_ns == before
+        assert bytes_of(base) == bytes_of(place.folder / "home" / BASE)
 
 
 # What is fetched
