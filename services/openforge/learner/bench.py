@@ -2,15 +2,16 @@
 
 `rows` is how the learner trains. `padded` is a plain loop over transformers: eight sequences a micro-batch in the order
 of the batch, padded to the longest of them, all logits. Both compute the same loss of the same batch and print one
-JSON object.
+JSON object. Of several steps the time is the median.
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +32,17 @@ LEARNING_RATE = 1e-9
 """The optimizer works as ever, and every way starts from the same weights."""
 
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    step_s: float
+class Step(msgspec.Struct, frozen=True, kw_only=True):
     forwarded_tokens: int
     loss: float
     grad_norm: float
+
+
+class Measured(Step, frozen=True, kw_only=True):
+    """`cpu_s` is the CPU time of a step in this process, which other work on the machine disturbs least."""
+
+    step_s: float
+    cpu_s: float
 
 
 def main() -> None:
@@ -45,10 +52,11 @@ def main() -> None:
     parser.add_argument("--way", choices=("rows", "padded"), default="rows")
     parser.add_argument("--threads", type=int, default=1, help="of each rank")
     parser.add_argument("--ranks", type=int, default=1, help="of `rows`")
+    parser.add_argument("--steps", type=int, default=1)
     asked = parser.parse_args()
     config = settings(asked.model, asked.threads, asked.ranks)
     sequences = msgspec.json.decode(asked.batch.read_bytes(), type=list[TrainSequence])
-    measured = in_rows(config, sequences) if asked.way == "rows" else padded(config, sequences)
+    measured = (in_rows if asked.way == "rows" else padded)(config, sequences, asked.steps)
     sys.stdout.write(msgspec.json.encode(measured).decode() + "\n")
 
 
@@ -64,32 +72,48 @@ def settings(model: str, threads: int, ranks: int) -> RunConfig:
     )
 
 
-def in_rows(config: RunConfig, sequences: Sequence[TrainSequence]) -> Measured:
+def in_rows(config: RunConfig, sequences: Sequence[TrainSequence], steps: int = 1) -> Measured:
     backend = backend_for(config)
     backend.train(sequences[: 2 * config.learner.world_size], 0)
-    began = time.perf_counter()
-    stats = backend.train(sequences, 0)
-    step_s = time.perf_counter() - began
+
+    def step() -> Step:
+        stats = backend.train(sequences, 0)
+        return Step(forwarded_tokens=stats.forwarded_tokens, loss=stats.loss, grad_norm=stats.grad_norm)
+
+    measured = _timed(step, steps)
     backend.close()
-    return Measured(step_s=step_s, forwarded_tokens=stats.forwarded_tokens, loss=stats.loss, grad_norm=stats.grad_norm)
+    return measured
 
 
-def padded(config: RunConfig, sequences: Sequence[TrainSequence]) -> Measured:
+def padded(config: RunConfig, sequences: Sequence[TrainSequence], steps: int = 1) -> Measured:
     torch.set_num_threads(config.learner.threads)
     model = loading.load_plain(config.model.path)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True)
     _padded_loss(model, sequences[:2], config.algorithm)[0].backward()
-    began = time.perf_counter()
-    optimizer.zero_grad()
-    total, forwarded = 0.0, 0
-    for part in _micro_batches(sequences):
-        loss, tokens = _padded_loss(model, part, config.algorithm)
-        loss.backward()
-        total, forwarded = total + loss.item(), forwarded + tokens
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.learner.gradient_clip)
-    optimizer.step()
-    step_s = time.perf_counter() - began
-    return Measured(step_s=step_s, forwarded_tokens=forwarded, loss=total, grad_norm=norm.item())
+
+    def step() -> Step:
+        optimizer.zero_grad()
+        total, forwarded = 0.0, 0
+        for part in _micro_batches(sequences):
+            loss, tokens = _padded_loss(model, part, config.algorithm)
+            loss.backward()
+            total, forwarded = total + loss.item(), forwarded + tokens
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.learner.gradient_clip)
+        optimizer.step()
+        return Step(forwarded_tokens=forwarded, loss=total, grad_norm=norm.item())
+
+    return _timed(step, steps)
+
+
+def _timed(step: Callable[[], Step], steps: int) -> Measured:
+    """What the last step gave: the weights hardly move."""
+    wall, cpu = list[float](), list[float]()
+    for _ in range(steps):
+        began, began_cpu = time.perf_counter(), time.process_time()
+        found = step()
+        wall.append(time.perf_counter() - began)
+        cpu.append(time.process_time() - began_cpu)
+    return Measured(step_s=statistics.median(wall), cpu_s=statistics.median(cpu), **msgspec.structs.asdict(found))
 
 
 def _micro_batches(sequences: Sequence[TrainSequence]) -> Iterator[Sequence[TrainSequence]]:

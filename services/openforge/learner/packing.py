@@ -11,16 +11,13 @@ nothing else, at its own position.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import msgspec
 
+from openforge.learner.bins import common_prefix, filled
 from openforge.protos import BlobRef
-
-
-class RowTooShort(ValueError):
-    """A sequence does not fit into a row; the batcher should have retired it."""
 
 
 class HasTokens(Protocol):
@@ -47,8 +44,8 @@ class TrainSequence(msgspec.Struct, frozen=True, kw_only=True):
     routed_experts: tuple[BlobRef, ...] = ()
 
 
-class Tree(msgspec.Struct, kw_only=True):
-    """T tokens in depth-first order; token i has descendants i+1 .. end_T[i]-1 and stands at position_T[i].
+class Row(msgspec.Struct, kw_only=True):
+    """A forest of T tokens in depth-first order; token i has descendants i+1 .. end_T[i]-1 and stands at position_T[i].
 
     Loss token n is predicted at index `predictor_N[n]`, and it is token `offset` of sequence
     `sequence`, with (sequence, offset) = slot_N[n].
@@ -66,18 +63,16 @@ class Tree(msgspec.Struct, kw_only=True):
     slot_N: list[tuple[int, int]]
 
 
-Row = Tree
-"""A row is a forest: trees one after another, which nothing connects."""
-
-
 def pack(
     sequences: Sequence[TrainSequence], row_tokens: int, fill_tokens: int | None = None, ranks: int = 1
 ) -> list[Row]:
-    """Rows of at most `row_tokens`, if possible as many as a multiple of `ranks`. Trees are laid together only up to
-    `fill_tokens`: on a CPU a short row is cheaper than a full one, since attention costs the square of the row."""
-    trees = list(_trees(sequences, row_tokens))
-    bins = _first_fit_decreasing(trees, min(fill_tokens or row_tokens, row_tokens))
-    return [_forest(bin_) for bin_ in _raised(bins, ranks)]
+    """Rows of at most `row_tokens`, if possible as many as a multiple of `ranks`. What has nothing in common is laid
+    together only up to `fill_tokens`."""
+    contexts = {index: _context(sequence) for index, sequence in enumerate(sequences) if sequence.at_K}
+    order = sorted(contexts, key=lambda index: (contexts[index], index))
+    most = min(fill_tokens or row_tokens, row_tokens)
+    bins = filled([contexts[index] for index in order], row_tokens, most, ranks)
+    return [_row(sequences, contexts, [order[place] for place in sorted(one.sequences)]) for one in bins]
 
 
 def cost(row: HasTokens, pair_cost: float) -> float:
@@ -85,32 +80,24 @@ def cost(row: HasTokens, pair_cost: float) -> float:
     return len(row.ids_T) * (1.0 + pair_cost * len(row.ids_T))
 
 
-def _trees(sequences: Sequence[TrainSequence], row_tokens: int) -> Iterator[Tree]:
-    """Sorted sequences share with their neighbours whatever they share with anyone."""
-    contexts = {index: _context(sequence) for index, sequence in enumerate(sequences) if sequence.at_K}
-    tree, path, previous = _empty(), list[int](), list[int]()
-    for index in sorted(contexts, key=lambda index: (contexts[index], index)):
-        ids_T = contexts[index]
-        if len(ids_T) > row_tokens:
-            raise RowTooShort(f"a sequence of {len(ids_T)} tokens does not fit into row_tokens = {row_tokens}")
-        shared = _common_prefix(previous, ids_T)
-        if tree.ids_T and (shared == 0 or len(tree.ids_T) + len(ids_T) - shared > row_tokens):
-            yield _closed(tree, path)
-            tree, path, shared = _empty(), [], 0
-        path = _grow(tree, path, ids_T, shared)
-        _add_loss(tree, path, sequences[index], index)
-        previous = ids_T
-    if tree.ids_T:
-        yield _closed(tree, path)
-
-
 def _context(sequence: TrainSequence) -> list[int]:
     """What the last loss token is predicted from; what comes later predicts nothing."""
     return sequence.ids_T[: sequence.at_K[-1]]
 
 
-def _empty() -> Tree:
-    return Tree(
+def _row(sequences: Sequence[TrainSequence], contexts: Mapping[int, list[int]], own: Sequence[int]) -> Row:
+    """Sorted sequences share with their neighbours whatever they share with anyone."""
+    row, path, previous = _empty(), list[int](), list[int]()
+    for index in own:
+        path = _grow(row, path, contexts[index], common_prefix(previous, contexts[index]))
+        _add_loss(row, path, sequences[index], index)
+        previous = contexts[index]
+    _end(row, path)
+    return row
+
+
+def _empty() -> Row:
+    return Row(
         ids_T=[],
         position_T=[],
         end_T=[],
@@ -124,90 +111,29 @@ def _empty() -> Tree:
     )
 
 
-def _common_prefix(left: list[int], right: list[int]) -> int:
-    length = min(len(left), len(right))
-    if left[:length] == right[:length]:
-        return length
-    return next(index for index in range(length) if left[index] != right[index])
-
-
-def _grow(tree: Tree, path: list[int], ids_T: list[int], shared: int) -> list[int]:
+def _grow(row: Row, path: list[int], ids_T: list[int], shared: int) -> list[int]:
     """Append what `ids_T` does not share; returns its own path from the root."""
-    _end(tree, path[shared:])
-    first = len(tree.ids_T)
-    tree.ids_T.extend(ids_T[shared:])
-    tree.position_T.extend(range(shared, len(ids_T)))
-    tree.end_T.extend([0] * (len(ids_T) - shared))
-    return [*path[:shared], *range(first, len(tree.ids_T))]
+    _end(row, path[shared:])
+    first = len(row.ids_T)
+    row.ids_T.extend(ids_T[shared:])
+    row.position_T.extend(range(shared, len(ids_T)))
+    row.end_T.extend([0] * (len(ids_T) - shared))
+    return [*path[:shared], *range(first, len(row.ids_T))]
 
 
-def _end(tree: Tree, nodes: list[int]) -> None:
+def _end(row: Row, nodes: list[int]) -> None:
     """No more descendants will come below these."""
     for node in nodes:
-        tree.end_T[node] = len(tree.ids_T)
+        row.end_T[node] = len(row.ids_T)
 
 
-def _closed(tree: Tree, path: list[int]) -> Tree:
-    _end(tree, path)
-    return tree
-
-
-def _add_loss(tree: Tree, path: list[int], sequence: TrainSequence, index: int) -> None:
+def _add_loss(row: Row, path: list[int], sequence: TrainSequence, index: int) -> None:
     """The one place where positions shift: the token at position t is predicted at t-1."""
     for offset, (position, mu_logprob) in enumerate(zip(sequence.at_K, sequence.mu_logprobs_K, strict=True)):
-        tree.predictor_N.append(path[position - 1])
-        tree.target_N.append(sequence.ids_T[position])
-        tree.mu_logprobs_N.append(mu_logprob)
-        tree.advantage_N.append(sequence.advantage)
-        tree.weight_N.append(sequence.weight)
-        tree.temperature_N.append(sequence.temperature)
-        tree.slot_N.append((index, offset))
-
-
-def _first_fit_decreasing(trees: list[Tree], fill_tokens: int) -> list[list[Tree]]:
-    bins: list[list[Tree]] = []
-    room: list[int] = []
-    for tree in sorted(trees, key=lambda tree: -len(tree.ids_T)):
-        size = len(tree.ids_T)
-        fitting = next((index for index, free in enumerate(room) if size <= free), None)
-        if fitting is None:
-            bins.append([tree])
-            room.append(fill_tokens - size)
-        else:
-            bins[fitting].append(tree)
-            room[fitting] -= size
-    return bins
-
-
-def _raised(bins: list[list[Tree]], ranks: int) -> list[list[Tree]]:
-    """The fullest bins halved until each of the ranks has as many: otherwise some would compute rows for nothing."""
-    while len(bins) % ranks:
-        fullest = max(range(len(bins)), key=lambda index: (len(bins[index]) > 1) * _tokens(bins[index]))
-        if len(bins[fullest]) < 2:
-            break
-        bins = [*bins[:fullest], *_halves(bins[fullest]), *bins[fullest + 1 :]]
-    return bins
-
-
-def _halves(trees: list[Tree]) -> tuple[list[Tree], list[Tree]]:
-    left, right = list[Tree](), list[Tree]()
-    for tree in sorted(trees, key=lambda tree: -len(tree.ids_T)):
-        (left if _tokens(left) <= _tokens(right) else right).append(tree)
-    return left, right
-
-
-def _tokens(trees: list[Tree]) -> int:
-    return sum(len(tree.ids_T) for tree in trees)
-
-
-def _forest(trees: list[Tree]) -> Row:
-    row = _empty()
-    for tree in trees:
-        base = len(row.ids_T)
-        row.ids_T.extend(tree.ids_T)
-        row.position_T.extend(tree.position_T)
-        row.end_T.extend(base + end for end in tree.end_T)
-        row.predictor_N.extend(base + predictor for predictor in tree.predictor_N)
-        for field in ("target_N", "mu_logprobs_N", "advantage_N", "weight_N", "temperature_N", "slot_N"):
-            getattr(row, field).extend(getattr(tree, field))
-    return row
+        row.predictor_N.append(path[position - 1])
+        row.target_N.append(sequence.ids_T[position])
+        row.mu_logprobs_N.append(mu_logprob)
+        row.advantage_N.append(sequence.advantage)
+        row.weight_N.append(sequence.weight)
+        row.temperature_N.append(sequence.temperature)
+        row.slot_N.append((index, offset))

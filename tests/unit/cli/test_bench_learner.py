@@ -7,7 +7,7 @@ import pytest
 from learner_world import VOCABULARY, tiny_model
 
 from openforge.cli.bench import _learner_batches as batches
-from openforge.cli.bench.learner import told
+from openforge.cli.bench.learner import ratios, told
 from openforge.learner.bench import in_rows, padded, settings
 
 
@@ -38,7 +38,17 @@ def test_rows_and_padded_batches_are_the_same_step(tmp_path: Path) -> None:
 
 
 def test_a_peer_that_was_not_measured_is_told_with_its_reason() -> None:
-    way = {"step_s": 1.0, "forwarded_tokens": 7, "loss": 0.5, "grad_norm": 2.0}
+    way = {"step_s": 1.0, "cpu_s": 0.5, "forwarded_tokens": 7, "loss": 0.5, "grad_norm": 2.0}
     batch = {"sequences": 8, "tokens": 7, "rows": way, "padded": way, "trl": {"reason": "it cannot be installed: no"}}
     found = {"model": "m", "threads": 1, "cores": 2, "packing_efficiency": 0.99, "batches": {"one_group": batch}}
     assert "trl               not measured: it cannot be installed: no" in told(found)
+
+
+def test_rates_are_compared_by_the_clock_and_by_cpu_time_where_the_peer_was_measured() -> None:
+    batch = {"rows": {"step_s": 2.0, "cpu_s": 1.0}, "padded": {"step_s": 6.0, "cpu_s": 4.0}, "trl": {"reason": "no"}}
+    assert ratios(batch, "_one_group") == {
+        "tokens_per_s_ratio_trl_one_group": None,
+        "tokens_per_cpu_s_ratio_trl_one_group": None,
+        "tokens_per_s_ratio_padded_one_group": 3.0,
+        "tokens_per_cpu_s_ratio_padded_one_group": 4.0,
+    }

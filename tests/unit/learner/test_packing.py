@@ -10,7 +10,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from openforge.learner.backends.forward import PolicyForward, RowTensors, sequence_index
 from openforge.learner.backends.ranks import PAIR_COST, balanced
-from openforge.learner.packing import RowTooShort, TrainSequence, cost, pack
+from openforge.learner.bins import RowTooShort
+from openforge.learner.packing import TrainSequence, cost, pack
 
 VOCABULARY = 61
 
@@ -110,6 +111,19 @@ def test_packed_gradients_equal_those_of_each_sequence_alone(row_tokens: int) ->
         assert (left.grad - right.grad).abs().max().item() < 1e-5 * max(1.0, left.grad.abs().max().item())
 
 
+def test_under_bfloat16_autocast_planned_rows_are_close_to_masked_ones() -> None:
+    sequences, found = mixed(2), []
+    for by_plan in (True, False):
+        model = tiny()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            logprobs = logprobs_packed(model, sequences, 2048, by_plan=by_plan)
+        torch.stack([logprobs[slot] for slot in sorted(logprobs)]).sum().backward()
+        found.append([parameter.grad for parameter in model.parameters()])
+    for planned, masked in zip(*found, strict=True):
+        assert planned.dtype == torch.float32
+        assert (planned - masked).norm() < 0.05 * masked.norm()
+
+
 def test_a_token_sees_no_neighbour_in_its_row() -> None:
     model, rng = tiny(), random.Random(3)
     first, second = group(rng, 10, 2, 8)
@@ -168,6 +182,41 @@ def test_ranks_have_the_same_to_compute_attention_included() -> None:
         loads = [sum(cost(row, PAIR_COST) for row in part) for part in shares]
         assert len({len(part) for part in shares}) == 1
         assert max(loads) < 1.1 * sum(loads) / world
+
+
+@pytest.mark.parametrize("head", [1, 60])
+def test_what_all_sequences_begin_with_costs_no_fill(head: int) -> None:
+    """A begin-of-text token or a common instruction joins all sequences, but is no reason to leave rows half empty."""
+    rng = random.Random(0)
+    common = [rng.randrange(VOCABULARY) for _ in range(head)]
+    lengths = [max(4, min(int(rng.lognormvariate(5.7, 1.0)), 2048 - head)) for _ in range(256)]
+    sequences = [sequence([*common, *(rng.randrange(VOCABULARY) for _ in range(n))], [head + n - 1]) for n in lengths]
+    rows = pack(sequences, 2048)
+    assert sum(len(row.ids_T) for row in rows) / (2048 * len(rows)) > 0.97
+    assert sum(len(row.ids_T) for row in rows) <= sum(lengths) + head * len(rows)
+    assert len(pack(sequences, 2048, ranks=8)) % 8 == 0
+
+
+def test_groups_stay_whole_where_all_begin_alike() -> None:
+    """Rows are not filled at the price of computing a group's prompt twice."""
+    rng = random.Random(6)
+    common = [rng.randrange(VOCABULARY) for _ in range(30)]
+    groups = [group(rng, 300, 8, 40, common) for _ in range(24)]
+    rows = pack([one for own in groups for one in own], 2048)
+    for own in range(len(groups)):
+        assert sum(any(index // 8 == own for index, _ in row.slot_N) for row in rows) == 1
+
+
+def test_a_group_that_no_row_holds_repeats_its_prompt_as_seldom_as_can_be() -> None:
+    rng = random.Random(7)
+    prompt = [rng.randrange(VOCABULARY) for _ in range(1000)]
+    sequences = [
+        sequence([*prompt, *(rng.randrange(VOCABULARY) for _ in range(n))], [1000 + n - 1])
+        for n in (500, 500, 490, 540, 300, 740, 100, 900)
+    ]
+    rows = pack(sequences, 2048)
+    assert len(rows) == 4
+    assert [len(row.ids_T) <= 2048 for row in rows] == [True] * 4
 
 
 def test_one_tree_is_one_row_however_many_ranks_there_are() -> None:

@@ -1,10 +1,11 @@
-"""One step of TRL's GRPOTrainer on a given batch, for `bench learner`: MODEL BATCH THREADS OUT.
+"""Steps of TRL's GRPOTrainer on a given batch, for `bench learner`: MODEL BATCH THREADS STEPS OUT.
 
 Run by the interpreter that TRL is installed for. Promises: all of the step is TRL's own, from `train()` to the
 optimizer; only what it would have generated is given, padded as TRL pads it. Gradient checkpointing is off, as in ours.
 """
 
 import json
+import statistics
 import sys
 import tempfile
 import time
@@ -26,11 +27,16 @@ MICRO_BATCH = 8
 class Clock(TrainerCallback):  # type: ignore[misc]
     """Runs from the first micro-batch until the optimizer has stepped."""
 
+    def __init__(self) -> None:
+        self.wall: list[float] = []
+        self.cpu: list[float] = []
+
     def on_step_begin(self, *_: Any, **__: Any) -> None:
-        self.began = time.perf_counter()
+        self.began, self.began_cpu = time.perf_counter(), time.process_time()
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        self.step_s = time.perf_counter() - self.began
+        self.wall.append(time.perf_counter() - self.began)
+        self.cpu.append(time.process_time() - self.began_cpu)
 
 
 class Given(GRPOTrainer):  # type: ignore[misc]
@@ -40,7 +46,7 @@ class Given(GRPOTrainer):  # type: ignore[misc]
         return self.given
 
 
-def main(folder: str, batch: str, threads: str, out: str) -> None:
+def main(folder: str, batch: str, threads: str, steps: str, out: str) -> None:
     torch.set_num_threads(int(threads))
     given = padded(json.loads(Path(batch).read_text()))
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -50,7 +56,7 @@ def main(folder: str, batch: str, threads: str, out: str) -> None:
             model=model,
             processing_class=AutoTokenizer.from_pretrained(folder),
             reward_funcs=lambda completions, **_: [0.0] * len(completions),
-            args=settings(scratch, len(given["advantages"])),
+            args=settings(scratch, len(given["advantages"]), int(steps)),
             train_dataset=Dataset.from_dict({"prompt": ["x"] * (len(given["advantages"]) // GROUP)}),
             callbacks=[clock],
         )
@@ -60,7 +66,8 @@ def main(folder: str, batch: str, threads: str, out: str) -> None:
     said = next(entry for entry in trainer.state.log_history if "grad_norm" in entry)
     columns = given["prompt_ids"].shape[1] + given["completion_ids"].shape[1]
     measured = {
-        "step_s": clock.step_s,
+        "step_s": statistics.median(clock.wall),
+        "cpu_s": statistics.median(clock.cpu),
         "forwarded_tokens": len(given["advantages"]) * columns,
         "loss": said["loss"],
         "grad_norm": said["grad_norm"],
@@ -69,7 +76,7 @@ def main(folder: str, batch: str, threads: str, out: str) -> None:
     Path(out).write_text(json.dumps(measured))
 
 
-def settings(scratch: str, sequences: int) -> GRPOConfig:
+def settings(scratch: str, sequences: int, steps: int) -> GRPOConfig:
     """DAPO's loss: clipped, mean over all tokens of the step."""
     return GRPOConfig(
         output_dir=scratch,
@@ -79,7 +86,7 @@ def settings(scratch: str, sequences: int) -> GRPOConfig:
         per_device_train_batch_size=MICRO_BATCH,
         gradient_accumulation_steps=sequences // MICRO_BATCH,
         num_generations=GROUP,
-        max_steps=1,
+        max_steps=steps,
         loss_type="dapo",
         epsilon=0.2,
         epsilon_high=0.28,

@@ -25,7 +25,7 @@ class RowTensors(NamedTuple):
 
     ids_1T: Tensor
     positions_1T: Tensor
-    mask_11TT: Tensor
+    ends_T: Tensor
     predictors_P: Tensor
     temperature_P: Tensor
     at_N: Tensor
@@ -49,7 +49,7 @@ class RowTensors(NamedTuple):
         return cls(
             ids_1T=whole(row.ids_T)[None],
             positions_1T=whole(row.position_T)[None],
-            mask_11TT=_mask(whole(row.end_T))[None, None],
+            ends_T=whole(row.end_T),
             predictors_P=whole([predictor for predictor, _ in places]),
             temperature_P=real([temperature for _, temperature in places]),
             at_N=whole(at_N),
@@ -99,8 +99,8 @@ class RowForward(nn.Module):  # type: ignore[misc]
     def _attention(self, row: RowTensors) -> dict[str, Any]:
         """On a CPU only what the mask leaves is computed; elsewhere one masked square is quicker."""
         if self.by_plan:
-            return {"tree_plan": tree_attention.plan_of(row.mask_11TT[0, 0])}
-        return {"attention_mask": row.mask_11TT}
+            return {"tree_plan": tree_attention.plan_of(row.ends_T)}
+        return {"attention_mask": _mask(row.ends_T)[None, None]}
 
 
 class PolicyForward(RowForward):

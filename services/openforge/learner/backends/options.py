@@ -13,7 +13,7 @@ Options = TypeVar("Options", bound=msgspec.Struct)
 
 
 class TorchOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`device` `auto` is CUDA where there is one. `fill_tokens` is how far short rows are filled up: 0 is 128 on
+    """`device` `auto` is CUDA where there is one. `fill_tokens` is how far short rows are filled up: 0 is 512 on
     a CPU and `row_tokens` elsewhere. `recompute` trades a second forward pass for the memory of activations.
     `liger` uses the fused kernels of the package liger-kernel, on CUDA alone."""
 

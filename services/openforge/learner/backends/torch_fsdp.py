@@ -27,7 +27,8 @@ from openforge.learner.objective import needs_proximal, needs_reference, teaches
 from openforge.learner.packing import Row, TrainSequence, pack
 from openforge.runs import RunConfig
 
-FILL_TOKENS_CPU = 128
+FILL_TOKENS_CPU = 512
+"""Longer rows are no faster there, and take memory for their activations."""
 
 
 class TorchBackend:

@@ -33,16 +33,18 @@ class Trained:
 
     def step(self, rows: Sequence[Measured], loss_of: Callable[[Measured], Tensor], step: int) -> float:
         """One optimizer step; returns the norm of the gradient before clipping. `loss_of` forwards a row."""
-        self._zero_gradients()
+        self.optimizer.zero_grad()
         for index, row in enumerate(rows):
             ranks.reduce_gradients(self.network, index == len(rows) - 1)
             (loss_of(row) * (row.share * ranks.world())).backward()
+        self._fill_gradients()
         return self._update(step)
 
-    def _zero_gradients(self) -> None:
-        """To zero, not to None: without a single row the step is still one with zero gradient."""
+    def _fill_gradients(self) -> None:
+        """What no row reached has a gradient of zero: without a single row the step is still one."""
         for parameter in self.parameters:
-            parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.zero_()
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
 
     def _update(self, step: int) -> float:
         limit = self._settings.gradient_clip or float("inf")
