@@ -16,6 +16,7 @@ TINY = Path(__file__).parents[3] / "examples" / "tiny.toml"
 _PEER = """
 import asyncio, json, logging, sys
 from openforge.bus import tracing
+from openforge.protos import EndReason, EpisodeEnded
 from openforge.service import log, set_up_logs
 from openforge.service.tracing import set_up_traces
 
@@ -34,6 +35,9 @@ else:
             tracing.inject(headers)
             with tracing.continued("verifier", headers):
                 pass
+            told = {}
+            tracing.inject(told, EpisodeEnded(run="r", episode=f"g-{n}", attempt=0, reason=EndReason.FINISHED))
+            log.info("told", named="traceparent" in told)
 send()
 """
 
@@ -52,7 +56,7 @@ async def peer(service: str, collector: Collector, **env: str) -> str:
 async def test_processes_that_know_only_names_agree_on_ids_and_on_what_is_sampled() -> None:
     half = {"OTEL_TRACES_SAMPLER": "parentbased_traceidratio", "OTEL_TRACES_SAMPLER_ARG": "0.5"}
     with collecting() as collector:
-        await peer("proxy", collector, **half)
+        told = await peer("proxy", collector, **half)
         await peer("proxy", collector, **half)
         said = await peer("learner", collector, **half)
     calls = [span for service, span in collector.spans if span.name == "model call"]
@@ -60,6 +64,8 @@ async def test_processes_that_know_only_names_agree_on_ids_and_on_what_is_sample
     assert 0 < len(calls) < 40  # a half of them, and the same in both processes
     assert len(calls) == 2 * len({call.trace_id for call in calls}) == len(verdicts)
     assert {call.span_id for call in calls} == {verdict.parent_span_id for verdict in verdicts}
+    named = [msgspec.json.decode(line)["named"] for line in told.splitlines() if '"told"' in line]
+    assert (len(named), sum(named)) == (20, len(calls) // 2)  # of others no fact carries a header
     batch = next(span for _, span in collector.spans if span.name == "batch")
     linked = {(link.trace_id, link.span_id) for link in batch.links}
     assert len(linked) == 20

@@ -104,11 +104,15 @@ async def stub_process(model: Path, chunks: int) -> AsyncIterator[tuple[int, int
 
 
 @asynccontextmanager
-async def proxy_process(folder: Path, nats_url: str, engine_port: int) -> AsyncIterator[tuple[int, int]]:
+async def proxy_process(
+    folder: Path, nats_url: str, engine_port: int, run: str, more: Mapping[str, str]
+) -> AsyncIterator[tuple[int, int]]:
     """Its port and its process id."""
     port, health = free_port(), folder / "health.json"
-    env = os.environ | {
-        "OPENFORGE_RUN": RUN,
+    env = {
+        **os.environ,
+        **more,
+        "OPENFORGE_RUN": run,
         "OPENFORGE_NATS_URL": nats_url,
         "OPENFORGE_ENGINE_URL": f"http://127.0.0.1:{engine_port}",
         "OPENFORGE_PROXY_URL": f"http://127.0.0.1:{port}",
@@ -129,9 +133,8 @@ async def proxy_process(folder: Path, nats_url: str, engine_port: int) -> AsyncI
 
 
 def cpu_s(pid: int) -> float:
-    """CPU seconds that a process has used."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    """CPU seconds that a process has used, all its threads together: by its CPU clock, finer than /proc's ticks."""
+    return time.clock_gettime((~pid << 3) | 2)
 
 
 def rss_mb(pid: int) -> float:
@@ -233,26 +236,34 @@ def complete_bodies() -> list[bytes]:
 # -- ours
 
 
-async def ours(bus: Bus, folder: Path, nats_url: str, engine_port: int, options: Options) -> dict[str, Any]:
+@asynccontextmanager
+async def own_proxy(
+    bus: Bus, folder: Path, nats_url: str, engine_port: int, run: str = RUN, more: Mapping[str, str] = {}
+) -> AsyncIterator[Bench]:
+    """A proxy of ours for a run that was submitted; `more` is added to its environment."""
     bucket = await bus.bucket(KEY_BUCKET)
 
     async def keys(episodes: Sequence[str]) -> None:
         for episode in episodes:
             entry = AttemptKey(
-                run=RUN, episode=episode, attempt=0, turns=99, tokens_per_turn=999, expires_at=time.time() + 99_999
+                run=run, episode=episode, attempt=0, turns=99, tokens_per_turn=999, expires_at=time.time() + 99_999
             )
-            await bucket.put(key_entry(RUN, f"of-{episode}"), entry.encode())
+            await bucket.put(key_entry(run, f"of-{episode}"), entry.encode())
 
     async def ended(episode: str) -> None:
-        await bus.tell(EpisodeEnded(run=RUN, episode=episode, attempt=0, reason=EndReason.FINISHED))
+        await bus.tell(EpisodeEnded(run=run, episode=episode, attempt=0, reason=EndReason.FINISHED))
 
-    async with proxy_process(folder, nats_url, engine_port) as (port, pid):
+    async with proxy_process(folder, nats_url, engine_port, run, more) as (port, pid):
         target = Target(
             port=port, path="/ep/{episode}.0/v1/chat/completions", headers={"Authorization": "Bearer of-{episode}"}
         )
         engine = Engine(engine_port, generate_bodies(), _GENERATE)
-        whole = Bench(target=target, pid=pid, engine=engine, prepare=keys, ended=ended)
-        streamed = msgspec.structs.replace(whole, target=msgspec.structs.replace(target, stream=True))
+        yield Bench(target=target, pid=pid, engine=engine, prepare=keys, ended=ended)
+
+
+async def ours(bus: Bus, folder: Path, nats_url: str, engine_port: int, options: Options) -> dict[str, Any]:
+    async with own_proxy(bus, folder, nats_url, engine_port) as whole:
+        streamed = msgspec.structs.replace(whole, target=msgspec.structs.replace(whole.target, stream=True))
         rows = [await whole.row("openforge", options), await streamed.row("openforge, streamed", options)]
         for row in rows:
             row.note = "one process, every turn stored in a stream before its answer ends"
@@ -266,9 +277,9 @@ async def ours(bus: Bus, folder: Path, nats_url: str, engine_port: int, options:
     }
 
 
-async def _submit(bus: Bus, model: Path) -> None:
+async def submitted(bus: Bus, model: Path, run: str = RUN) -> None:
     said = {
-        "run": {"name": RUN, "steps": 1},
+        "run": {"name": run, "steps": 1},
         "model": {"path": str(model), "context": _WINDOW},
         "sampling": {"max_tokens": 2 * _SAMPLED_TOKENS},
         "environment": {"name": "shell", "harness": "mini"},
@@ -299,8 +310,18 @@ async def _nothing(_: object) -> None:
 # -- the report
 
 
-async def bench(options: Options) -> dict[str, Any]:
-    load_before = os.getloadavg()[0]
+class Stage(msgspec.Struct, frozen=True):
+    """What stands around a proxy: a bus, a stub engine, a model's folder."""
+
+    bus: Bus
+    folder: Path
+    nats_url: str
+    engine_port: int
+    model: Path
+
+
+@asynccontextmanager
+async def stage(chunks: int) -> AsyncIterator[Stage]:
     with tempfile.TemporaryDirectory(prefix="of-bench-") as name:
         folder = Path(name)
         model = model_folder(folder / "model")
@@ -308,15 +329,21 @@ async def bench(options: Options) -> dict[str, Any]:
         await server.start()
         try:
             async with (
-                stub_process(model, options.chunks) as (engine_port, _),
+                stub_process(model, chunks) as (engine_port, _),
                 Bus.connect(BusSettings(url=server.url), name="bench") as bus,
             ):
                 await bus.set_up()
-                await _submit(bus, model)
-                own = await ours(bus, folder, server.url, engine_port, options)
-                others = [await peer_row(peer, folder, engine_port, options) for peer in PEERS]
+                yield Stage(bus, folder, server.url, engine_port, model)
         finally:
             await server.stop()
+
+
+async def bench(options: Options) -> dict[str, Any]:
+    load_before = os.getloadavg()[0]
+    async with stage(options.chunks) as on:
+        await submitted(on.bus, on.model)
+        own = await ours(on.bus, on.folder, on.nats_url, on.engine_port, options)
+        others = [await peer_row(peer, on.folder, on.engine_port, options) for peer in PEERS]
     return report(own, others, options) | {"machine": machine(load_before)}
 
 
