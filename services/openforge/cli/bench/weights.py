@@ -4,7 +4,8 @@ A real engine service on a real bus serves the model to a few clients that never
 learner writes them, and then announced; the clock runs from the announcement to the arrival of the first token that
 says it was sampled under them, at a client that asks for one token at a time. `copy_s` is the part in which the files
 are read and hashed, `load_s` the part in which they are brought into the running model (with vLLM requests are paused
-meanwhile), `probe_s` the log-prob probe; medians of the repeats. `write_s` lies before the announcement.
+meanwhile), `probe_s` the log-prob probe; medians of the repeats. `write_s` lies before the announcement. With
+`--lora-rank` what is announced are adapters of that rank on all linear layers.
 """
 
 import argparse
@@ -28,7 +29,14 @@ from openforge.cli.bench.engine import machine
 from openforge.models import get, resolve
 from openforge.protos import PolicyPublished, PolicyServed
 from openforge.runs import RunConfig, submit
-from openforge.runs.config import EngineSection, EnvironmentSection, ModelSection, RunSection
+from openforge.runs.config import (
+    EngineSection,
+    EnvironmentSection,
+    LearnerSection,
+    LoraSection,
+    ModelSection,
+    RunSection,
+)
 from openforge.weights import Written, keep_newest, write_weights
 from openforge.wire.generate import GenerateRequest, GenerateResponse, SamplingParams
 
@@ -75,6 +83,35 @@ class Weights:
             probe=probe(self._model, tensors, self._dtype),
             dtype=self._dtype,  # type: ignore[arg-type]
         )
+
+
+class Adapters:
+    """Adapters on the model's own weights, drawn anew for each version, in the place of a backend that trains them."""
+
+    def __init__(self, model: Path, config: RunConfig, root: Path) -> None:
+        import torch
+
+        from openforge.learner.adapters import AdapterFolders
+        from openforge.learner.backends import lora
+        from openforge.learner.backends.loading import load_plain
+
+        torch.set_num_threads(1)
+        self._plain, adapted = load_plain(str(model)), load_plain(str(model))
+        lora.equip(adapted, config.learner.lora)
+        self._adapters = lora.alone(dict(adapted.named_parameters()))
+        self._folders = AdapterFolders(self, config, root)
+
+    def adapters(self) -> dict[str, Any]:
+        return self._adapters
+
+    def plain_model(self) -> Any:
+        return self._plain
+
+    def write(self, root: Path, version: int) -> Written:
+        for name, tensor in self._adapters.items():
+            if "lora_B" in name:
+                tensor.normal_(std=1e-3)
+        return self._folders.write(version, 0, "")
 
 
 @asynccontextmanager
@@ -146,10 +183,11 @@ class Client:
 async def measure(kind: str, options: argparse.Namespace, model: Path, folder: Path) -> list[Update]:
     """The first version starts the engine and is not counted."""
     run, url = f"bench-{kind}", f"http://127.0.0.1:{free_port()}"
-    weights = await asyncio.to_thread(Weights, model, options.dtype)
+    config = config_of(kind, run, options, model)
+    weights = await asyncio.to_thread(_writer, model, config, folder / "weights")
     vocabulary = msgspec.json.decode((model / "config.json").read_bytes())["vocab_size"]
     async with bus_of_its_own(folder) as (bus, nats_url):
-        await submit(bus, config_of(kind, run, options, model))
+        await submit(bus, config)
         async with (
             engine_service(run, nats_url, url, folder / "engine.log"),
             httpx.AsyncClient(base_url=url, timeout=UPDATE_S) as http,
@@ -169,7 +207,11 @@ async def measure(kind: str, options: argparse.Namespace, model: Path, folder: P
                 await asyncio.gather(*loads, return_exceptions=True)
 
 
-async def update(bus: Bus, run: str, client: Client, weights: Weights, folder: Path, version: int) -> Update:
+def _writer(model: Path, config: RunConfig, root: Path) -> Weights | Adapters:
+    return Adapters(model, config, root) if config.learner.lora.rank else Weights(model, config.engine.dtype)
+
+
+async def update(bus: Bus, run: str, client: Client, weights: Weights | Adapters, folder: Path, version: int) -> Update:
     began = time.monotonic()
     written = await asyncio.to_thread(weights.write, folder / "weights", version)
     announced = time.monotonic()
@@ -220,6 +262,7 @@ def config_of(kind: str, run: str, options: argparse.Namespace, model: Path) -> 
             vllm_args=VLLM_ARGS if kind == "vllm" else (),
         ),
         environment=EnvironmentSection(name="letters", harness="letters"),
+        learner=LearnerSection(lora=LoraSection(rank=options.lora_rank)),
     )
 
 
@@ -237,6 +280,7 @@ def run(options: argparse.Namespace, model: Path) -> dict[str, Any]:
     return {
         "model": options.model,
         "dtype": options.dtype,
+        "lora_rank": options.lora_rank,
         "clients": options.clients,
         "repeats": options.repeats,
         "engines": dict(_by_engine(options, model)),
@@ -256,6 +300,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--model", default="builtin:smollm2-135m", help="what a run file's model.path may be")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
     parser.add_argument("--engines", choices=("embedded", "vllm"), nargs="+", default=["embedded", "vllm"])
+    parser.add_argument("--lora-rank", type=int, default=0, help="announce adapters instead of whole weights")
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=7)
