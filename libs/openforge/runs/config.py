@@ -44,6 +44,9 @@ class EngineSection(_Section, frozen=True, kw_only=True):
     `endpoint` evaluates `model` of an OpenAI-compatible endpoint that somebody else serves: `url` ends where
     `/chat/completions` begins, `key_env` names the environment variable that holds the key, none where empty. Its
     tokens are not known, so nothing can be trained. `max_requests` are open at once at most.
+
+    `batch_invariant` (embedded alone; `openforge eval` sets it): an answer is the same to the bit whatever is computed
+    beside it, so that the same seed repeats it. Prompts and answers cost more.
     """
 
     kind: Literal["embedded", "vllm", "endpoint"] = "embedded"
@@ -53,6 +56,7 @@ class EngineSection(_Section, frozen=True, kw_only=True):
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     threads: int = 1
     max_requests: int = 64
+    batch_invariant: bool = False
     keep_versions: int = 3
     vllm_args: tuple[str, ...] = ()
     weight_path: Literal["disk", "nccl", "gloo"] = "disk"

@@ -271,6 +271,11 @@ def _at_odds(config: RunConfig) -> Iterator[str]:
             f'engine.weight_path = "{config.engine.weight_path}" with engine.lora = "adapters": a broadcast carries '
             'whole weights alone; write weight_path = "disk", or lora = "merged"'
         )
+    if config.engine.kind != "embedded" and config.engine.batch_invariant:
+        yield (
+            f'engine.batch_invariant = true with engine.kind = "{config.engine.kind}", which decides that by itself: '
+            'leave it out, or write engine.kind = "embedded"'
+        )
     if config.engine.kind == "vllm" and config.engine.dtype == "float32" and config.learner.autocast == "bfloat16":
         yield (
             'engine.dtype = "float32" with learner.autocast = "bfloat16": the two would disagree on every log-prob; '

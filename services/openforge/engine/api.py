@@ -53,8 +53,6 @@ def _add_generation(app: FastAPI, engine: EmbeddedEngine) -> None:
     async def generate(http: Request) -> Response:
         try:
             request = decode_generate(await http.body(), engine.options.model_name)
-            if request.sampling_params.stop and not engine.can_read_text():
-                raise Refused("stop needs a tokenizer, and the model's folder has none: use stop_token_ids")
             engine_id = ID_PREFIX + (request.request_id or secrets.token_hex(8))
             call = engine.submit(engine_id, request.token_ids, request.sampling_params)
         except UnknownModel as error:

@@ -44,13 +44,14 @@ class Fill:
 class OwnRows:
     """The part of decoding requests that lies in their own rows; one token is appended to each."""
 
-    def __init__(self, rows: RowClass, first: int) -> None:
-        """The requests are rows `first` and following of the step, in the order of the class."""
+    def __init__(self, rows: RowClass, first: int, *, whole: bool = False) -> None:
+        """The requests are rows `first` and following of the step, in the order of the class. `whole` rows are read to
+        their end, so that what is read of one does not depend on how long the others are."""
         count, heads = len(rows.rows), rows.buffer.shape[3]
         self.span = slice(first, first + count)
         self._rows = rows
         lengths = torch.tensor([row.length for row in rows.rows])
-        self._longest = int(lengths.max()) + 1
+        self._longest = rows.capacity if whole else int(lengths.max()) + 1
         places = torch.arange(count)[:, None] * heads + torch.arange(heads)
         self._places = (places * rows.capacity + lengths[:, None]).flatten()
         after_end = torch.arange(self._longest) > lengths[:, None]

@@ -1,7 +1,9 @@
 """Continuous batching: requests join and leave between steps, prompts are computed once for all that share them.
 
 Promises: every request makes progress or ends; after a change of weights nothing that the old ones computed is
-read again, and each token carries the version that sampled it. No thread, clock or socket: `step` is the time.
+read again, and each token carries the version that sampled it; where the limits say `batch_invariant`, an answer is
+the same, log-probs to the bit, whatever runs beside it and whatever ran before. No thread, clock or socket: `step` is
+the time.
 """
 
 import random
@@ -17,19 +19,25 @@ from openforge.engine.guide import Guide
 from openforge.engine.llama import Llama
 from openforge.engine.prefix_tree import PrefixTree, common_prefix
 from openforge.engine.rows import Row, Rows
-from openforge.engine.sampler import Draw, sample
+from openforge.engine.sampler import Draw, sample, sample_apart
 from openforge.engine.stopping import Ended, StopRule
 from openforge.wire.generate import SamplingParams, WeightVersionSpan
 
 _WORTH_SHARING = 16  # tokens; a shorter common prefix is copied to each request
+_INVARIANT_TOKENS = 64  # a prompt is computed and remembered in blocks of so many, whoever needs it first
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """`fill_tokens` is how many prompt tokens one step computes at most, `cache_tokens` what the tree may hold."""
+    """`fill_tokens` is how many prompt tokens one step computes at most, `cache_tokens` what the tree may hold.
+
+    `batch_invariant` needs a model that is, too. It shares only whole blocks of prompts, which everybody computes
+    alike, and no answers, and reads every request's own row to its end.
+    """
 
     requests: int = 64
     fill_tokens: int = 256
     cache_tokens: int = 16384
+    batch_invariant: bool = False
 
 
 class Served(msgspec.Struct, frozen=True):
@@ -167,7 +175,8 @@ class Batch:
         self.served = Served(self.served.model, version)
 
     def forget_prefixes(self) -> None:
-        self._tree = PrefixTree(self.limits.cache_tokens)
+        grain = _INVARIANT_TOKENS if self.limits.batch_invariant else 1
+        self._tree = PrefixTree(self.limits.cache_tokens, grain)
 
     def abort(self, wanted: Callable[[Request], bool]) -> list[Request]:
         """End what is wanted with the tokens it has; those requests."""
@@ -203,7 +212,7 @@ class Batch:
     def _use(self, served: Served) -> None:
         shape, dtype = served.model.shape, served.model.dtype
         self.served = served
-        self._tree = PrefixTree(self.limits.cache_tokens)
+        self.forget_prefixes()
         self._rows = Rows(shape.layers, shape.kv_heads, shape.head_size, dtype)
 
     # Joining
@@ -222,7 +231,7 @@ class Batch:
         need = len(tokens) - 1
         pieces = self._tree.match(tokens, need)
         held = sum(piece.length for piece in pieces)
-        if any(common_prefix(prompt.tokens, tokens) > held for prompt in self._prompts):
+        if any(self._tree.whole(common_prefix(prompt.tokens, tokens)) > held for prompt in self._prompts):
             return False
         if not request.sampled:
             request.cached_tokens = held
@@ -258,6 +267,8 @@ class Batch:
     def _worth_sharing(self, request: Request, longest: int) -> int:
         """How many of the first tokens to read together with others: what most waiting prompts have in common with
         this one, so that all who come in one wave share the same prefix."""
+        if self.limits.batch_invariant:
+            return 0
         tokens = request.tokens
         others = (common_prefix(tokens, other.prompt) for other in self._waiting)
         shorter = [common for common in others if _WORTH_SHARING <= common < longest]
@@ -268,14 +279,24 @@ class Batch:
     # Computing
 
     def _next_fills(self) -> list[tuple[_Prompt, Fill]]:
-        budget, fills = self.limits.fill_tokens, []
+        budget = self.limits.fill_tokens
+        fills: list[tuple[_Prompt, Fill]] = []
         for prompt in self._prompts:
-            count = min(budget, len(prompt.tokens) - prompt.done)
-            if count == 0:
-                break
-            fills.append((prompt, Fill(prompt.kv, prompt.done, prompt.done + count)))
-            budget -= count
+            start = prompt.done
+            while start < len(prompt.tokens) and budget > 0:
+                end = min(self._fill_end(start, budget), len(prompt.tokens))
+                if end - start > budget and fills:
+                    return fills
+                fills.append((prompt, Fill(prompt.kv, start, end)))
+                budget -= end - start
+                start = end
         return fills
+
+    def _fill_end(self, start: int, budget: int) -> int:
+        """Where a run of prompt tokens ends: by the budget, or by the position alone."""
+        if self.limits.batch_invariant:
+            return (start // _INVARIANT_TOKENS + 1) * _INVARIANT_TOKENS
+        return start + budget
 
     def _order_running(self) -> list[Request]:
         """Running requests in the order in which their rows lie."""
@@ -301,7 +322,7 @@ class Batch:
     def _decode(self, decoding: list[Request]) -> Decode:
         own, first = [], 0
         for rows in self._rows.classes:
-            own.append(OwnRows(rows, first))
+            own.append(OwnRows(rows, first, whole=self.limits.batch_invariant))
             first += len(rows.rows)
         members: dict[tuple[int, int], list[int]] = {}
         for index, request in enumerate(decoding):
@@ -324,7 +345,8 @@ class Batch:
 
     def _sample(self, decoding: list[Request], hidden: torch.Tensor) -> None:
         logits = self.served.model.logits(hidden)
-        ids, logprobs = sample(logits, [request.draw() for request in decoding])
+        draw_all = sample_apart if self.limits.batch_invariant else sample
+        ids, logprobs = draw_all(logits, [request.draw() for request in decoding])
         self.counters.generation_tokens += len(ids)
         for request, token, logprob in zip(decoding, ids, logprobs, strict=True):
             request.take(token, logprob, self.served.version)
@@ -337,6 +359,8 @@ class Batch:
 
     def _remember(self, request: Request) -> None:
         """The next call of the same conversation begins with this one's tokens."""
+        if self.limits.batch_invariant:
+            return  # computed one by one, they have other bits than the same tokens in a prompt
         assert request.row is not None
         start = 0 if request.shared is None else request.shared.shape[3]
         self._tree.insert(request.tokens[:-1], self._rows.kv(request.row), kv_start=start)

@@ -40,6 +40,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     context: int = 0
     cache_mb: int = 1024
     fill_tokens: int = 256
+    batch_invariant: bool = False
 
 
 class EmbeddedEngine:
@@ -76,7 +77,8 @@ class EmbeddedEngine:
     async def load(self, folder: Path, digest: str = "") -> Loaded:
         """Serve the weights of `folder` from the next step on; raises `BadWeights` and goes on with the old ones."""
         async with self._loading:
-            loaded = await asyncio.to_thread(load, folder, self.options.dtype, digest=digest)
+            invariant = self.options.batch_invariant
+            loaded = await asyncio.to_thread(load, folder, self.options.dtype, digest=digest, batch_invariant=invariant)
             await self._swap(loaded)
             return loaded
 
@@ -87,6 +89,8 @@ class EmbeddedEngine:
     def submit(self, request_id: str, token_ids: list[int], params: SamplingParams) -> Call:
         """Raises `Refused` or `NotServing`."""
         worker, loaded = self.running, self.serving
+        if params.stop and self._tokenizer is None:
+            raise Refused("stop needs a tokenizer, and the model's folder has none: use stop_token_ids")
         longest = self._longest(token_ids, params)
         rule = StopRule(
             end_token_ids=frozenset() if params.ignore_eos else frozenset(loaded.model.shape.stop_token_ids),
@@ -141,15 +145,13 @@ class EmbeddedEngine:
             requests=options.max_requests,
             fill_tokens=options.fill_tokens,
             cache_tokens=(options.cache_mb << 20) // loaded.model.kv_bytes_per_token,
+            batch_invariant=options.batch_invariant,
         )
 
     def _decode(self, ids: Sequence[int]) -> str:
         if self._tokenizer is None:
             return ""
         return str(self._tokenizer.decode(list(ids)))
-
-    def can_read_text(self) -> bool:
-        return self._tokenizer is not None
 
 
 def refuse_what_cannot_be(token_ids: list[int], params: SamplingParams, vocabulary: int) -> None:

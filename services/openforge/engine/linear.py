@@ -1,7 +1,8 @@
 """Matrix products with fixed weights, in the layout that the CPU's library likes best.
 
 Promises: the same numbers as `torch.nn.functional.linear` up to rounding; bfloat16 products only where the
-processor has them, for elsewhere they are several times slower than float32.
+processor has them, for elsewhere they are several times slower than float32; with `block`, the same bits for a row
+whatever rows are beside it.
 """
 
 from functools import lru_cache
@@ -39,22 +40,33 @@ def _can_pack(dtype: torch.dtype) -> bool:
 
 
 class Linear:
-    """`x @ weight.T + bias`; the weight is packed once, if the library can."""
+    """`x @ weight.T + bias`; the weight is packed once, if the library can.
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+    Libraries choose the order of their sums by the number of rows. With `block` every product has so many, the last
+    one filled up with zeros.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, block: int = 0) -> None:
         self._bias = bias
+        self._block = block
         self._packed = _can_pack(weight.dtype)
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS_HINT) if self._packed else weight
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if not self._block:
+            return self._product(x)
+        full = torch.nn.functional.pad(x, (0, 0, 0, -len(x) % self._block))
+        return torch.cat([self._product(rows) for rows in full.split(self._block)])[: len(x)]
+
+    def plus(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        """`self(x) + other`."""
+        if self._packed and not self._block:
+            result: torch.Tensor = torch.ops.mkldnn._linear_pointwise.binary(x, other, self._weight, self._bias, "add")
+            return result
+        return self(x) + other
+
+    def _product(self, x: torch.Tensor) -> torch.Tensor:
         if self._packed:
             result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
             return result
         return torch.nn.functional.linear(x, self._weight, self._bias)
-
-    def plus(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        """`self(x) + other`."""
-        if self._packed:
-            result: torch.Tensor = torch.ops.mkldnn._linear_pointwise.binary(x, other, self._weight, self._bias, "add")
-            return result
-        return self(x) + other

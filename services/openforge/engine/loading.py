@@ -39,7 +39,7 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
     probe_s: float = 0.0
 
 
-def load(folder: Path, dtype: str, *, digest: str = "") -> Loaded:
+def load(folder: Path, dtype: str, *, digest: str = "", batch_invariant: bool = False) -> Loaded:
     """`dtype` is what the engine serves in. `digest` is that of the fact, where there is one. Raises `BadWeights`."""
     clock = Laps()
     manifest = _checked_manifest(folder, digest)
@@ -47,7 +47,8 @@ def load(folder: Path, dtype: str, *, digest: str = "") -> Loaded:
     check_s = clock.lap()
     with torch.inference_mode():
         shape = read_shape(model_folder)
-        model = Llama(shape, _tensors(folder, model_folder, shape), DTYPES[dtype])
+        tensors = _tensors(folder, model_folder, shape)
+        model = Llama(shape, tensors, DTYPES[dtype], batch_invariant=batch_invariant)
         clock.lap()
         error = _probe_error(model, manifest, folder, dtype) if manifest else 0.0
     return Loaded(

@@ -1,7 +1,8 @@
 """What has been computed before, as a tree of token runs; each node holds the keys and values of its run.
 
 Promises: a match is the longest prefix that the tree holds; the tokens held never exceed the budget;
-the tree belongs to one set of weights and is thrown away with it, so nobody ever reads another version's.
+the tree belongs to one set of weights and is thrown away with it, so nobody ever reads another version's; what is
+held and matched are whole grains.
 """
 
 from collections.abc import Sequence
@@ -39,8 +40,9 @@ class Piece:
 
 
 class PrefixTree:
-    def __init__(self, budget_tokens: int) -> None:
+    def __init__(self, budget_tokens: int, grain: int = 1) -> None:
         self.tokens_held = 0
+        self._grain = grain
         self._budget = budget_tokens
         self._children: dict[int, Node] = {}
         self._clock = 0
@@ -48,6 +50,15 @@ class PrefixTree:
     def match(self, tokens: Sequence[int], limit: int) -> list[Piece]:
         """The longest run of pieces whose tokens are the first of `tokens`, at most `limit` of them."""
         self._clock += 1
+        pieces = self._longest(tokens, limit)
+        held = sum(piece.length for piece in pieces)
+        return pieces if held % self._grain == 0 else self._longest(tokens, self.whole(held))
+
+    def whole(self, count: int) -> int:
+        """So many tokens in whole grains."""
+        return count - count % self._grain
+
+    def _longest(self, tokens: Sequence[int], limit: int) -> list[Piece]:
         pieces: list[Piece] = []
         children, position = self._children, 0
         while position < limit and (node := children.get(tokens[position])) is not None:
@@ -65,6 +76,7 @@ class PrefixTree:
 
         Nothing is added where the tree holds less than `kv_start` of them, or where it would not fit.
         """
+        tokens = tokens[: self.whole(len(tokens))]
         pieces = self.match(tokens, len(tokens))
         held = sum(piece.length for piece in pieces)
         if held == len(tokens) or held < kv_start or not self._make_room(len(tokens) - held, pieces):

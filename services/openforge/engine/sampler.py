@@ -40,6 +40,12 @@ def sample(logits_NV: torch.Tensor, draws: Sequence[Draw]) -> tuple[list[int], l
     return ids.tolist(), scores.clamp_(min=IMPOSSIBLE).tolist()
 
 
+def sample_apart(logits_NV: torch.Tensor, draws: Sequence[Draw]) -> tuple[list[int], list[float]]:
+    """As `sample`, row by row: with several threads the order of a row's sums depends on how many rows there are."""
+    drawn = [sample(row[None], [draw]) for row, draw in zip(logits_NV, draws, strict=True)]
+    return [ids[0] for ids, _ in drawn], [logprobs[0] for _, logprobs in drawn]
+
+
 def _guide(logits: torch.Tensor, draws: Sequence[Draw]) -> None:
     """A token that alone is allowed gets log-prob 0."""
     for index, draw in enumerate(draws):

@@ -218,6 +218,7 @@ def make_backend(settings: Settings, config: RunConfig) -> Backend:
         context=config.model.context,
         cache_mb=settings.engine_cache_mb,
         fill_tokens=settings.engine_fill_tokens,
+        batch_invariant=config.engine.batch_invariant,
     )
     return InProcessBackend(settings.engine_url, options)
 

@@ -266,8 +266,9 @@ class Desk:
         )
 
     def _seed(self) -> int:
-        """Another one for each call of the run, and the same one when the run is repeated."""
-        words = f"{self._context.config.run.seed}/{self._name}/{self._ordinal}"
+        """Another one for each call of the run, and the same one when the run is repeated, or the attempt: whether one
+        was lost decides nothing about what is drawn."""
+        words = f"{self._context.config.run.seed}/{self._episode}/{self._ordinal}"
         return int.from_bytes(hashlib.blake2b(words.encode(), digest_size=4).digest(), "little") >> 1
 
     def _begin(self, order: Order) -> Call:

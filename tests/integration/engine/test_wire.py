@@ -162,6 +162,7 @@ async def test_before_the_first_weights_everything_answers_503(models: list[Path
         for path in ("/health", "/v1/models", "/weight_info"):
             assert (await engine.client.get(path)).status_code == 503
         assert (await engine.generate([1])).status_code == 503
+        assert (await engine.generate([1], sampling_params={"stop": ["."]})).status_code == 503
         assert (await engine.client.post("/pause?mode=keep")).status_code == 503
         await engine.backend.apply(models[0], "", 0)
         assert (await engine.client.get("/health")).status_code == 200

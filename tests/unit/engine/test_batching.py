@@ -184,6 +184,35 @@ def test_a_seed_gives_the_same_answer_whatever_runs_beside_it(models: list[Llama
     assert together.sampled == alone.sampled
 
 
+def test_a_batch_invariant_engine_repeats_an_answer_to_the_bit_whatever_runs_beside_it(folders: list[Path]) -> None:
+    shape = read_shape(folders[0])
+    model = Llama(shape, read_tensors(folders[0], shape), torch.float32, batch_invariant=True)
+    luck = random.Random(12)
+    system = _ids(luck, 140)
+    prompts = [system + _ids(luck, n) for n in (1, 30, 52, 53, 100)] + [_ids(luck, n) for n in (1, 64, 65, 190)]
+    alone = [_answered(model, [_request("a", prompt, seed=i)])[0] for i, prompt in enumerate(prompts)]
+    for order in range(2):
+        requests = [_request(str(i), prompt, seed=i) for i, prompt in enumerate(prompts)]
+        random.Random(order).shuffle(requests)
+        together = sorted(_answered(model, requests, others=luck), key=lambda request: int(request.id))
+        assert [request.sampled for request in together] == [request.sampled for request in alone]
+        assert [request.logprobs for request in together] == [request.logprobs for request in alone]
+        assert max(request.cached_tokens for request in together) >= 128
+    _assert_true(alone, folders[0])
+
+
+def _answered(model: Llama, requests: list[Request], others: random.Random | None = None) -> list[Request]:
+    """`requests`, answered by a batch of their own, beside `others` of any length, each a step later than the last."""
+    batch = Batch(Served(model, "0"), Limits(requests=9, fill_tokens=100, batch_invariant=True))
+    for request in requests:
+        batch.add(request)
+        if others is not None:
+            batch.add(_request("x", _ids(others, others.randrange(1, 150)), others.randrange(1, 40), seed=1))
+            batch.step()
+    _finish(batch)
+    return requests
+
+
 def test_aborted_requests_keep_what_they_have_and_the_others_go_on(folders: list[Path], models: list[Llama]) -> None:
     luck = random.Random(9)
     batch = Batch(Served(models[0], "0"), Limits(requests=3))

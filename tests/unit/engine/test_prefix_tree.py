@@ -65,6 +65,15 @@ def test_what_was_not_used_for_longest_goes_first() -> None:
     assert tree.tokens_held == 5
 
 
+def test_of_grains_only_whole_ones_are_held_and_matched() -> None:
+    tree = PrefixTree(1000, grain=4)
+    tree.insert(list(range(10)), _kv(list(range(10))))
+    assert tree.tokens_held == 8
+    assert sum(piece.length for piece in tree.match(list(range(20)), 19)) == 8
+    assert sum(piece.length for piece in tree.match([0, 1, 2, 3, 4, 5, 99], 7)) == 4
+    assert tree.match([0, 1, 2, 99], 4) == []
+
+
 def test_what_can_never_fit_is_not_held() -> None:
     tree = PrefixTree(2)
     tree.insert([1, 2, 3], _kv([1, 2, 3]))

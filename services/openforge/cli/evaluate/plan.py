@@ -1,7 +1,8 @@
 """What an evaluation runs: one run of no steps for each harness, all over the same drawn tasks.
 
 Promises: the runs differ in nothing but name, harness and its options, so a task's trials are those of the same
-instance everywhere; a weight version is a folder that is there, or a sentence that names those that are.
+instance everywhere; an engine of our own repeats each answer to the bit, whatever else it computes; a weight version is
+a folder that is there, or a sentence that names those that are.
 """
 
 from pathlib import Path
@@ -32,6 +33,7 @@ def _run_of(config: RunConfig, name: str, harness: str) -> RunConfig:
     return replace(
         config,
         run=replace(config.run, name=f"{name}-{harness}", steps=0),
+        engine=replace(config.engine, batch_invariant=config.engine.kind == "embedded"),
         environment=replace(config.environment, harness=harness, options=options),
         evaluation=replace(config.evaluation, before=False, after=True, harnesses=(), harness_options={}, k=()),
     )
