@@ -13,9 +13,12 @@ from openforge.service.metrics import PROCESS
 
 ROOT = Path(__file__).parents[3]
 RULES = yaml.safe_load((ROOT / "deploy/observability/alerts.yaml").read_text())["groups"][0]["rules"]
-LABELS: dict[str, set[str]] = {
-    exported(name, metric.kind): {"run", *metric.labels} for name, metric in METRICS.items()
-} | {exported(each.name, each.kind): {"name", "instance", "job"} for each in PROCESS}
+LABELS: dict[str, set[str]] = (
+    {exported(name, metric.kind): {"run", *metric.labels} for name, metric in METRICS.items()}
+    | {exported(each.name, each.kind): {"name", "instance", "job"} for each in PROCESS}
+    | {"up": {"instance", "job"}}
+)
+_NUMBER = r"\b(?:openforge_\w+|up)\b"  # ours, and Prometheus's own of each that it asks
 _FUNCTIONS = {"time", "sum", "max", "min", "rate", "increase"}
 _WORDS = {"and", "or", "unless", "on", "by", "ignoring", "group_left", "bool"}
 
@@ -29,7 +32,7 @@ def faults(expression: str) -> Iterator[str]:
             if label not in LABELS.get(name, ()):
                 yield f"{name} has no label {label}"
     bare = re.sub(r'"[^"]*"|\{[^}]*\}|\[[^\]]*\]', "", expression)
-    spoken_of = set(re.findall(r"\bopenforge_\w+", bare))
+    spoken_of = set(re.findall(_NUMBER, bare))
     yield from (f"{name} is not exported" for name in spoken_of - LABELS.keys())
     for labels in re.findall(r"\b(?:by|on|ignoring)\s*\(([^)]*)\)", bare):
         for label in re.split(r"\s*,\s*", labels):
@@ -56,8 +59,13 @@ def test_alerts_speak_of_numbers_that_there_are() -> None:
         assert rule["annotations"]["remedy"]
         assert rule["labels"]["severity"] in ("critical", "warning")
         spoken_of = set(re.findall(r"\$labels\.(\w+)", str(rule["annotations"])))
-        names = set(re.findall(r"openforge_\w+", rule["expr"]))
+        names = set(re.findall(_NUMBER, rule["expr"]))
         assert spoken_of <= set.union(*(LABELS[name] for name in names))
+
+
+def test_an_evaluation_which_has_no_batches_is_not_missed_for_them() -> None:
+    (rule,) = (rule for rule in RULES if rule["alert"] == "OpenForgeNoBatch")
+    assert "openforge_steps_wanted > 0" in rule["expr"]
 
 
 def test_panels_speak_of_numbers_that_there_are() -> None:
