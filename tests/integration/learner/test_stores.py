@@ -390,7 +390,8 @@ async def test_a_learner_killed_in_mid_upload_publishes_the_same_version_whole(
         await until(lambda: is_published(bus, RUN, 0))
         network.hold_at(b"HPUB $O.of_weights.M.", passes=1)
         feeding = asyncio.create_task(feed_run(bus, config))
-        await network.held.wait()
+        async with asyncio.timeout(600):
+            await network.held.wait()
         await learner.kill()
         names = await bus.weights.names(f"{RUN}/v000001")
         assert len(names) == 1
