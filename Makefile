@@ -62,7 +62,7 @@ heavy-runs: install
 	$(BIN)/openforge model get smollm2-135m
 	$(BIN)/pytest -m heavy tests/e2e $(ARGS)
 
-long: install daemons ## whole runs for which CI has no time: kills in every mode of staleness, and the services as pods
+long: install daemons consumers ## whole runs for which CI has no time: kills in every mode of staleness, and the services as pods; the consumer in Go
 	$(BIN)/pytest -m long tests/e2e $(ARGS)
 
 daemons:
