@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from openforge.sandbox.archive import entries_of_tar, tar_of_entries
 from openforge.sandbox.contract import PathRefused
-from openforge.sandbox.process.archive import entries_of_tar, tar_of_entries
-from openforge.sandbox.process.init import fields_of, frame
+from openforge.sandbox.inside.frames import fields_of, frame
 from openforge.sandbox.process.pipes import Drain, Feed
 from openforge.sandbox.process.records import Owner, Record, Records
 from openforge.sandbox.process.seccomp import filter_program
@@ -100,8 +100,8 @@ async def test_a_drain_keeps_the_first_and_last_half_of_its_cap(size: int, cap: 
     drain, feed = Drain(read, cap), Feed(write, data)
     await asyncio.wait_for(drain.ended, 5)
     feed.close()
-    assert len(drain.data) == kept
-    assert drain.truncated == (size > cap)
+    assert len(drain.kept.data) == kept
+    assert drain.kept.truncated == (size > cap)
     head = cap - cap // 2
-    assert drain.data[:head] == data[:head]
-    assert drain.data[head:] == data[head:][-(kept - head) :] or kept <= head
+    assert drain.kept.data[:head] == data[:head]
+    assert drain.kept.data[head:] == data[head:][-(kept - head) :] or kept <= head

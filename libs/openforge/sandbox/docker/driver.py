@@ -21,7 +21,8 @@ from openforge.sandbox.docker.control import INSIDE, Doorbell
 from openforge.sandbox.docker.engine import Engine, EngineError, find_socket
 from openforge.sandbox.docker.groups import ContainerGroups, groups_of, hierarchies_here
 from openforge.sandbox.process import cgroups, host
-from openforge.sandbox.process.box import Control, ProcessSandbox
+from openforge.sandbox.process.box import ProcessSandbox
+from openforge.sandbox.process.control import Control
 from openforge.sandbox.process.driver import check_spec, until_gone
 from openforge.sandbox.process.lives import DriverHere, Life
 from openforge.sandbox.process.records import Record

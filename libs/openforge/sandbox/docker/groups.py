@@ -1,7 +1,7 @@
 """Control groups of a container that runs on this host: what ends one command, and what counts memory kills.
 
 Promises: a container whose groups cannot be seen or written from here (a daemon elsewhere, no root) still works;
-its commands are then ended by their mark, as `openforge.sandbox.process.init` says.
+its commands are then ended by their mark, as `openforge.sandbox.inside.processes` says.
 """
 
 import os

@@ -8,11 +8,11 @@ from contextlib import suppress
 from typing import Any, Literal
 
 from openforge.sandbox.contract import ExecResult, SandboxLost, Terminal
-from openforge.sandbox.kubernetes.inside import MARK
-from openforge.sandbox.kubernetes.stream import Ended, Kept, Order, Stream
-from openforge.sandbox.process.box import NO_COMMAND, TIMED_OUT, WorkBox
-from openforge.sandbox.process.init import COMMANDS, frame
-from openforge.sandbox.process.terminal import within_window
+from openforge.sandbox.inside.commands import COMMANDS
+from openforge.sandbox.inside.frames import frame
+from openforge.sandbox.inside.processes import MARK
+from openforge.sandbox.kubernetes.stream import Ended, Order, Stream
+from openforge.sandbox.work_box import Kept, WorkBox, dies, ends_within, result_of, size_of
 
 _DEATH_S = 30.0
 _MOST_UNREAD = 1 << 20
@@ -36,7 +36,6 @@ class KubernetesSandbox(WorkBox):
         self._namespace = namespace
         self._configuration = configuration
         self._end = end
-        self._stopping: asyncio.Future[None] | None = None
         self._number = 0
         self._streams: set[Stream] = set()
         self._why_lost = ""
@@ -62,10 +61,7 @@ class KubernetesSandbox(WorkBox):
         cwd: str = "/workspace",
         env: Mapping[str, str] | None = None,
     ) -> Terminal:
-        work = self._work(command, cwd, {"TERM": "xterm-256color", **(env or {})})
-        if not work:
-            raise ValueError(NO_COMMAND)
-        size = [b"%d" % within_window(length) for length in (rows, cols)]
+        work, size = self._work_on_terminal(command, cwd, env, rows, cols)
         screen = Screen(asyncio.get_running_loop())
         number, stream = self._begin([b"terminal", *size, *work], b"", screen.put, screen.tell)
         told = screen.pid
@@ -79,12 +75,10 @@ class KubernetesSandbox(WorkBox):
     async def kill_all(self) -> None:
         await self._plain([b"kill-all"])
 
-    async def stop(self) -> None:
-        """Every caller waits for the same end."""
-        if self._stopping is None:
-            self._stopping = self._end(self)
-            self.lose("it was stopped")
-        await asyncio.shield(self._stopping)
+    def _begin_to_stop(self) -> "asyncio.Future[None]":
+        stopping = self._end(self)
+        self.lose("it was stopped")
+        return stopping
 
     async def _run(self, work: list[bytes], *, timeout_s: float, stdin: bytes, cap: int) -> ExecResult:
         began = time.monotonic()
@@ -97,15 +91,8 @@ class KubernetesSandbox(WorkBox):
             killing = asyncio.ensure_future(self._kill(number))
             killing.add_done_callback(lambda done: done.cancelled() or done.exception())
             raise
-        return ExecResult(
-            exit_code=TIMED_OUT if timed_out else ended.code,
-            stdout=out.data,
-            stderr=err.data,
-            truncated=out.truncated or err.truncated,
-            timed_out=timed_out,
-            out_of_memory=ended.memory_kills > 0,
-            wall_s=time.monotonic() - began,
-        )
+        killed = ended.memory_kills > 0
+        return result_of(ended.code, out, err, timed_out=timed_out, out_of_memory=killed, began=began)
 
     def _begin(
         self, work: list[bytes], stdin: bytes, out: Callable[[bytes], None], err: Callable[[bytes], None]
@@ -114,7 +101,7 @@ class KubernetesSandbox(WorkBox):
             raise SandboxLost(f"{self.id}: {self._why_lost or 'it was stopped'}")
         self._number += 1
         number = self._number
-        marked = [*work, f"{MARK}={number}".encode()] if work[0] in (*COMMANDS, b"terminal") else work
+        marked = [*work, MARK + b"%d" % number] if work[0] in (*COMMANDS, b"terminal") else work
         order = Order(number, marked, stdin, out, err)
         stream = Stream(self._configuration, self._namespace, self.id, order)
         self._streams.add(stream)
@@ -122,16 +109,11 @@ class KubernetesSandbox(WorkBox):
         return number, stream
 
     async def _await_end(self, number: int, stream: Stream, timeout_s: float) -> tuple[Ended, bool]:
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await asyncio.shield(stream.ended), False
-        except TimeoutError:
+        timed_out = not await ends_within(stream.ended, timeout_s)
+        if timed_out:
             await self._kill(number)
-        try:
-            async with asyncio.timeout(_DEATH_S):
-                return await asyncio.shield(stream.ended), True
-        except TimeoutError:
-            raise SandboxLost(f"a command was still there {_DEATH_S:.0f} s after it was killed") from None
+            await dies(stream.ended, _DEATH_S)
+        return stream.ended.result(), timed_out
 
     async def _kill(self, number: int) -> None:
         """The command `number` and what it started."""
@@ -219,8 +201,7 @@ class PodTerminal:
         await self._say(b"data", data)
 
     def resize(self, rows: int, cols: int) -> None:
-        size = [b"%d" % within_window(length) for length in (rows, cols)]
-        self._stream.send(frame(b"size", *size))
+        self._stream.send(frame(b"size", *size_of(rows, cols)))
 
     async def signal(self, number: int) -> None:
         await self._say(b"signal", b"%d" % number)

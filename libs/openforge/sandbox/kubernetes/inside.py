@@ -2,15 +2,12 @@
 
 Promises: the first process never ends by itself, reaps, and leads the pod's loopback ports to the addresses it was
 given; the others take one order each on their standard input and say on both streams, after all output, how it ended.
-Runs in a copy of an interpreter that has hardly any library, like `openforge.sandbox.process.init`.
+Runs in a copy of an interpreter that has hardly any library, like all of `openforge.sandbox.inside`.
 
 The order is one frame: nonce, number, how many bytes of input follow, then the work. The end is the nonce on each
 stream and, on the second, `CODE MEMORY_KILLS` after it. Nothing but us knows the nonce before it was said.
 """
 
-# ruff: noqa: SIM105 (contextlib would have to be imported)
-
-import _signal  # type: ignore[import-not-found]
 import _socket
 import _thread
 import posix
@@ -18,37 +15,15 @@ import select
 import sys
 import time
 
-from openforge.sandbox.process.init import (
-    be_deaf,
-    belonging,
-    fields_of,
-    listen,
-    prctl,
-    read_exactly,
-    read_frame,
-    set_size,
-    slurp,
-    start,
-    start_on_terminal,
-    write_all,
-)
+from openforge.sandbox.inside.commands import set_size, start, start_on_terminal
+from openforge.sandbox.inside.frames import fields_of, read_exactly, read_frame, write_all
+from openforge.sandbox.inside.init import listen
+from openforge.sandbox.inside.kernel import PR_SET_DUMPABLE, prctl
+from openforge.sandbox.inside.processes import MARK, be_deaf, kill_marked, slurp, wake_on_child
 
-CANNOT_START = 126
-MARK = "OPENFORGE_COMMAND"
 _SIGKILL = 9
 _CHUNK = 1 << 16
-_PR_SET_DUMPABLE = 4
 _COUNTERS = (b"/sys/fs/cgroup/memory.events", b"/sys/fs/cgroup/memory/memory.oom_control")
-
-
-def wake_on_child() -> int:
-    """A descriptor that can be read whenever a child has ended."""
-    wake_read, wake_write = posix.pipe()
-    posix.set_blocking(wake_write, False)
-    _signal.signal(_signal.SIGCHLD, lambda *_: None)
-    _signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-    _signal.signal(_signal.SIGPIPE, _signal.SIG_IGN)
-    return wake_read
 
 
 # The first process.
@@ -56,7 +31,7 @@ def wake_on_child() -> int:
 
 def hold(ways: list[str]) -> None:
     """`ways` are `PORT=HOST:PORT`."""
-    prctl(_PR_SET_DUMPABLE, 0)
+    prctl(PR_SET_DUMPABLE, 0)
     wake = wake_on_child()
     be_deaf()
     for way in ways:
@@ -108,11 +83,11 @@ def pump(source: "_socket.socket", target: "_socket.socket") -> None:
 
 
 def once() -> int:
-    prctl(_PR_SET_DUMPABLE, 0)
+    prctl(PR_SET_DUMPABLE, 0)
     nonce, number, size, *work = read_frame(0)
     kills = memory_kills()
     if work[0] == b"kill":
-        kill_marked(MARK.encode() + b"=" + number)
+        kill_marked(MARK + number, set(), lambda: None)
         code = 0
     elif work[0] == b"kill-all":
         kill_all()
@@ -224,23 +199,6 @@ def obey(pid: int, master: int, order: list[bytes]) -> None:
             posix.killpg(pid, int(order[1]))
     except OSError:
         pass  # it has just ended
-
-
-def kill_marked(mark: bytes) -> None:
-    """A command and what it started: who carries its mark, their sessions, their descendants."""
-    me = {posix.getpid()}
-    roots: set[int] = set()
-    for _ in range(20):
-        victims = belonging(roots, mark) - me
-        if not victims:
-            return
-        for pid in victims:
-            try:
-                posix.kill(pid, _SIGKILL)
-            except OSError:
-                pass
-        roots |= victims
-        time.sleep(0.002)
 
 
 def kill_all() -> None:

@@ -22,36 +22,12 @@ from kubernetes.stream import ws_client
 from websocket import WebSocketException
 
 from openforge.sandbox.contract import SandboxLost
+from openforge.sandbox.inside.frames import frame
 from openforge.sandbox.kubernetes.pod import INIT
-from openforge.sandbox.process.init import frame
 
 _CHUNK = 1 << 15
 _TURN_S = 0.5
 _OUT, _ERR, _STATUS = 1, 2, 3
-
-
-class Kept:
-    """The first and the last half of a cap's worth of bytes."""
-
-    def __init__(self, cap: int) -> None:
-        self._head_left = cap - cap // 2
-        self._tail_cap = cap // 2
-        self._head = bytearray()
-        self._tail = bytearray()
-        self.truncated = False
-
-    def add(self, data: bytes) -> None:
-        fits = min(self._head_left, len(data))
-        self._head += data[:fits]
-        self._head_left -= fits
-        self._tail += data[fits:]
-        if len(self._tail) > self._tail_cap:
-            self.truncated = True
-            del self._tail[: len(self._tail) - self._tail_cap]
-
-    @property
-    def data(self) -> bytes:
-        return bytes(self._head + self._tail)
 
 
 class Until:

@@ -7,22 +7,17 @@ image is any small one with `/bin/sh`, `cp` and `mkdir`, and this folder at `/op
 import sys
 from pathlib import Path
 
-from openforge.sandbox.process import host, init
+from openforge.sandbox.process import host
 
 
 def write_toolbox(folder: Path) -> None:
     """`folder` is made."""
     host.write_runtime(folder, complete=True)
     library = next((folder / "lib").glob("python3.*"))
-    package = library / "openforge" / "sandbox" / "process"
-    package.mkdir(parents=True)
-    host.compile_module(Path(init.__file__), package / "init.pyc")
     host.compile_module(Path(__file__).with_name("inside.py"), folder / "inside.pyc")
     loader = next(path for path in (folder / "lib").iterdir() if path.name.startswith(("ld-linux", "ld-musl")))
     (folder / "lib" / "loader").symlink_to(loader.name)
     (folder / "bin" / "python").symlink_to(library.name)
-    for made in (package, *package.parents[:2]):
-        made.chmod(0o755)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,8 @@ from typing import Literal
 from openforge.sandbox.contract import Box, CannotIsolate, SandboxLost, SandboxSpec
 from openforge.sandbox.egress import EGRESS_PORT, check_network
 from openforge.sandbox.process import cgroups, host
-from openforge.sandbox.process.box import Control, ProcessSandbox
+from openforge.sandbox.process.box import ProcessSandbox
+from openforge.sandbox.process.control import Control
 from openforge.sandbox.process.lives import DriverHere, Life
 from openforge.sandbox.process.records import Record
 from openforge.sandbox.process.seccomp import filter_program

@@ -11,6 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from openforge.sandbox.inside import init
+
 _ETC = (
     "debian_version",
     "ld.so.cache",
@@ -113,7 +115,8 @@ def write_runtime(folder: Path, *, complete: bool = False) -> list[str]:
         shutil.copyfile(shared, place / shared.name)
         (place / shared.name).chmod(0o755)
     _copy_modules(library)
-    compile_module(Path(__file__).with_name("init.py"), folder / "init.pyc")
+    _copy_inside(library / "openforge" / "sandbox" / "inside")
+    compile_module(Path(init.__file__), folder / "init.pyc")
     loader = _loader(folder / "lib") if complete else []
     return [*loader, f"{INIT_FOLDER}/bin/{version}", "-I", "-S", f"{INIT_FOLDER}/init.pyc"]
 
@@ -149,6 +152,16 @@ def _copy_modules(library: Path) -> None:
         target = "__init__" if name == "encodings" else name.rpartition(".")[2]
         compile_module(Path(spec.origin), library / "encodings" / f"{target}.pyc")
     _write_readable(library / "os.py", b"")  # the landmark by which the interpreter finds its library
+
+
+def _copy_inside(package: Path) -> None:
+    """With an `__init__` in each folder: a package without one is looked for in every folder of the path."""
+    package.mkdir(parents=True)
+    for made in (package, *package.parents[:2]):
+        made.chmod(0o755)
+        compile_module(Path(init.__file__).with_name("__init__.py"), made / "__init__.pyc")
+    for source in Path(init.__file__).parent.glob("*.py"):
+        compile_module(source, package / f"{source.stem}.pyc")
 
 
 def compile_module(source: Path, target: Path) -> None:

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from openforge.sandbox.contract import Box, SandboxLost, SandboxSpec
-from openforge.sandbox.process.box import Control, ProcessSandbox
+from openforge.sandbox.process.box import ProcessSandbox
+from openforge.sandbox.process.control import Control
 from openforge.sandbox.process.records import Owner, Record, Records
 from openforge.sandbox.process.ways_out import WayOut
 

@@ -1,11 +1,12 @@
 """The two ends of a command's pipes that stay outside: bytes in, bytes out, bounded.
 
-Promises: a flood costs at most the cap in memory; of more output than the cap the first and the last half
-are kept; the reader never blocks the loop.
+Promises: a flood costs at most the cap in memory; the reader never blocks the loop.
 """
 
 import asyncio
 import os
+
+from openforge.sandbox.work_box import Kept
 
 _CHUNK = 1 << 16
 
@@ -15,11 +16,7 @@ class Drain:
 
     def __init__(self, fd: int, cap: int) -> None:
         self._fd = fd
-        self._head_left = cap - cap // 2
-        self._tail_cap = cap // 2
-        self._head = bytearray()
-        self._tail = bytearray()
-        self.truncated = False
+        self.kept = Kept(cap)
         self._loop = asyncio.get_running_loop()
         self.ended = self._loop.create_future()
         os.set_blocking(fd, False)
@@ -31,28 +28,15 @@ class Drain:
         except BlockingIOError:
             return
         if data:
-            self._keep(data)
+            self.kept.add(data)
         else:
             self.close()
-
-    def _keep(self, data: bytes) -> None:
-        fits = min(self._head_left, len(data))
-        self._head += data[:fits]
-        self._head_left -= fits
-        self._tail += data[fits:]
-        if len(self._tail) > self._tail_cap:
-            self.truncated = True
-            del self._tail[: len(self._tail) - self._tail_cap]
 
     def close(self) -> None:
         if not self.ended.done():
             self._loop.remove_reader(self._fd)
             os.close(self._fd)
             self.ended.set_result(None)
-
-    @property
-    def data(self) -> bytes:
-        return bytes(self._head + self._tail)
 
 
 class Feed:

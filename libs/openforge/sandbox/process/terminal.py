@@ -12,14 +12,11 @@ import struct
 import termios
 from collections.abc import Awaitable, Callable
 
+from openforge.sandbox.work_box import within_window
+
 _CHUNK = 1 << 16
 _MOST_BUFFERED = 1 << 20
 _LINGER_S = 0.2  # the last words of a command whose children keep the terminal
-
-
-def within_window(length: int) -> int:
-    """Rows or columns that a terminal can have."""
-    return max(1, min(length, 0xFFFF))
 
 
 class ProcessTerminal:

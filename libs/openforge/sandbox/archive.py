@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from openforge.sandbox.contract import FileInfo, PathRefused
-from openforge.sandbox.process.init import fields_of, frame
+from openforge.sandbox.inside.frames import fields_of, frame
 
 
 def entries_of_tar(tar: bytes) -> bytes:
