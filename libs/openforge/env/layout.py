@@ -68,7 +68,15 @@ class FolderTask:
             collect=self._words("verifier.collect", verifier.collect, variables) if verifier else (),
             transcript=verifier.transcript if verifier else False,
         )
+        self._refuse_lost_checks(instance)
         return with_digest(instance)
+
+    def _refuse_lost_checks(self, instance: TaskInstance) -> None:
+        if not instance.tests and any(word.startswith("/tests/") for word in instance.verify):
+            raise BadTask(
+                f"{self.folder / 'tests'} holds no file, and verifier.command = {list(instance.verify)} looks there: "
+                f"write the checks into it, or into {self.shared / 'tests'} for all tasks"
+            )
 
     def _variables(self, rng: random.Random, split: Split) -> dict[str, str]:
         try:

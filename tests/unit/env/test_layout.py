@@ -153,6 +153,12 @@ def test_a_task_without_a_reference_is_refused(folder: Path) -> None:
     assert "solve.sh is missing: write a script" in _refusal(folder)
 
 
+def test_a_task_without_the_checks_that_it_names_is_refused(folder: Path) -> None:
+    for file in (folder / "rename/tests").iterdir():
+        file.unlink()
+    assert "tests holds no file, and verifier.command = ['/bin/sh'" in _refusal(folder)
+
+
 def test_symbolic_links_are_refused(folder: Path) -> None:
     os.symlink("/etc/passwd", folder / "rename/environment/link")
     assert "is a symbolic link: put a copy" in _refusal(folder)
