@@ -11,12 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import socket
 import time
 from collections import deque
 from collections.abc import Iterable
-from pathlib import Path
 from typing import NoReturn
 
 import msgspec
@@ -24,13 +21,15 @@ import msgspec
 from openforge.bus import CAUGHT_UP, AlreadyTold, Bus, Cursors, Told, tracing
 from openforge.learner.backends.choose import backend_for
 from openforge.learner.backends.contract import Backend, StepStats
-from openforge.learner.batcher import Batcher, Done, Retire, Rules, State, Train, Wait
-from openforge.learner.checkpoints import Checkpoint, Checkpoints, Memory
+from openforge.learner.batcher import Batcher, Done, Retire, State, Train, Wait
+from openforge.learner.checkpoints import Checkpoint, Memory
+from openforge.learner.facts import batch_trained, retirements
 from openforge.learner.identity import ConfigChanged, training_digest
 from openforge.learner.lock import only_one
 from openforge.learner.offer import Offer
 from openforge.learner.outlet import Outlet, insisting
 from openforge.learner.publisher import Publisher
+from openforge.learner.rules import checkpoints_of, oldest_allowed, rules_of
 from openforge.learner.settings import Settings
 from openforge.learner.step import Batch, Step, batch_of, step_of
 from openforge.learner.thread import SlowThread
@@ -52,7 +51,6 @@ from openforge.service import BadSettings, Zombie, health, log
 from openforge.weights.stores import store_at
 
 FOLLOWED = ("group", "trajectory", "policy")
-IDENTITY = f"{socket.gethostname()}.{os.getpid()}"
 
 
 async def serve(settings: Settings, bus: Bus, stop: asyncio.Event) -> None:
@@ -272,7 +270,8 @@ class Learner:
         batch = await self._batch(action.base, action.groups, action.episodes)
         with tracing.span("optimizer step"):
             step, stats = await self._compute(batch)
-        fact = self._trained(action, step, stats, time.monotonic() - began)
+        step_s, others_held = time.monotonic() - began, len(self._payloads) - len(action.episodes)
+        fact = batch_trained(self._run, self._digest, action, step, stats, step_s, others_held)
         await self._tell(fact)
         self._arrived(fact)
         self._batcher.apply(fact)
@@ -293,31 +292,6 @@ class Learner:
             await self._save()
         health.report(version=fact.version, held=len(self._payloads), lag=fact.lag)
 
-    def _trained(self, action: Train, step: Step, stats: StepStats, step_s: float) -> BatchTrained:
-        return BatchTrained(
-            run=self._run,
-            version=action.base + 1,
-            base=action.base,
-            episodes=action.episodes,
-            groups=action.groups,
-            config_digest=self._digest,
-            lag=action.lag,
-            lags=action.lags,
-            loss_tokens=action.loss_tokens,
-            masked_tokens=action.masked_tokens,
-            trained_tokens=stats.forwarded_tokens,
-            reward_mean=step.reward_mean,
-            metrics={
-                **step.metrics,
-                **{name: float(value) for name, value in msgspec.to_builtins(stats).items()},
-                "zero_variance_groups": float(step.zero_variance_groups),
-                "trained_tokens_per_s": stats.forwarded_tokens / step_s if step_s else 0.0,
-                "held_trajectories": float(len(self._payloads) - len(action.episodes)),
-            },
-            step_s=step_s,
-            learner=IDENTITY,
-        )
-
     async def _retire(self, action: Retire) -> None:
         log.info(
             "retired",
@@ -328,17 +302,7 @@ class Learner:
             trajectories=len(action.headers),
             why=action.detail,
         )
-        for header in action.headers:
-            fact = TrajectoryRetired(
-                run=self._run,
-                episode=header.episode,
-                group=action.group,
-                reason=action.reason,
-                version=action.version,
-                lag=action.lag,
-                sampled_tokens=header.sampled_tokens,
-                detail=action.detail,
-            )
+        for fact in retirements(self._run, action):
             await self._tell(fact)
             self._batcher.apply(fact)
             self._forget([fact.episode])
@@ -425,27 +389,3 @@ class Learner:
 
 class LineageBroken(RuntimeError):
     """What was recorded can no longer be computed again."""
-
-
-def checkpoints_of(home: Path, config: RunConfig) -> Checkpoints:
-    return Checkpoints(home / "checkpoints", config.learner.keep_checkpoints, config.learner.keep_best_checkpoints)
-
-
-def rules_of(config: RunConfig) -> Rules:
-    pacing = config.pacing
-    return Rules(
-        steps=config.run.steps,
-        groups_per_step=pacing.groups_per_step,
-        max_lag=pacing.max_lag,
-        staleness=pacing.staleness,
-        wait_timeout_s=pacing.wait_timeout_s,
-        dynamic_sampling=pacing.dynamic_sampling,
-        refills_per_step=pacing.refills_per_step,
-        row_tokens=config.learner.row_tokens,
-        groups_per_step_most=pacing.groups_per_step_most,
-    )
-
-
-def oldest_allowed(config: RunConfig, base: int) -> int:
-    """The oldest version whose tokens are trained in the batch at `base`; of the others only `mask` has any."""
-    return base - config.pacing.max_lag if config.pacing.staleness == "mask" else 0
