@@ -10,7 +10,6 @@ nobody wrote stands only where tools need a system turn.
 import json
 import os
 import re
-from array import array
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -19,6 +18,7 @@ import msgspec
 from tokenizers import Tokenizer
 
 from openforge.chat.contract import Guide, Message, Parsed, Tool, ToolCall, ToolChoice
+from openforge.chat.encoding import coder
 
 OPEN, CLOSE = "<|im_start|>", "<|im_end|>"
 CALL, CALLED = "<tool_call>", "</tool_call>"
@@ -45,7 +45,7 @@ class ChatMLHermes:
     sees_images: bool = False
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+        self._encode_now, self._decode = coder(tokenizer)
         self._open, self._close = _special(tokenizer, OPEN), _special(tokenizer, CLOSE)
         self._encode = lru_cache(maxsize=512)(self._encode_now)
         self._newline = self._encode("\n")
@@ -95,12 +95,7 @@ class ChatMLHermes:
         return Guide(grammar=_grammar(offered, parallel, schema))
 
     def text(self, ids: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
-
-    def _encode_now(self, text: str) -> "array[int]":
-        """Packed, since it is kept; the fast encoding leaves out where in the text each token stands."""
-        [encoded] = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
-        return array("i", encoded.ids)
+        return self._decode(ids)
 
     def _check_boundaries(self) -> None:
         """Turns are encoded one by one: that must give what the whole text gives."""
