@@ -4,10 +4,10 @@ It goes on, forks, asks again, rewrites, compacts, drops reasoning, adds message
 starts sub-agents and side calls with and without saying so, goes away in the middle; and the proxy restarts.
 """
 
-import dataclasses
 import random
 from dataclasses import dataclass, field
 
+import msgspec
 from byte_tokenizer import byte_tokenizer
 
 from openforge.chat.canonical import answer_key, retry_digest
@@ -23,8 +23,9 @@ from openforge.protos import (
     TurnStatus,
     VersionSpan,
 )
-from openforge.proxy.core import Asked, Attempt, Placement, Sampled, Turn, reply_of, turn_fact
+from openforge.proxy.core import Attempt, Placement, Sampled, Turn
 from openforge.proxy.prompts import written
+from openforge.proxy.records import Asked, reply_of, turn_fact
 from openforge.proxy.turns import steps_of
 
 RENDERER: Renderer = ChatMLHermes(byte_tokenizer())
@@ -69,7 +70,7 @@ class Talk:
     ) -> Placement:
         question = self.tree.question(messages, tools, "", harness)
         digest = retry_digest("e.0", "chat", harness.thread, question.chain, question.tools_digest, asked)
-        placement = self.tree.place(dataclasses.replace(question, digest=digest))
+        placement = self.tree.place(msgspec.structs.replace(question, digest=digest))
         _what_was_kept_is_what_would_be_made(self.tree, placement)
         return placement
 

@@ -36,6 +36,11 @@ class Chain:
         chain._ordinals = {call_id: ordinal for ordinal, call_id in enumerate(call_ids(messages))}
         return chain
 
+    @property
+    def calls(self) -> tuple[str, ...]:
+        """The ids of the tool calls so far, in the order in which they appeared."""
+        return tuple(self._ordinals)
+
     def copy(self) -> "Chain":
         twin = Chain()
         twin.value, twin.bare, twin._ordinals = self.value, self.bare, dict(self._ordinals)

@@ -3,14 +3,24 @@
 Promises: content as text or as parts, absent, null and empty are the same; what was sampled comes back as it was told.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from openforge.chat.contract import Message, Tool, ToolCall
 from openforge.chat.dialect import BadRequest, Request, ToolChoice
-from openforge.chat.fields import ABSENT, UNREADABLE, choice_of, least, not_offered, recorded, stops_of
+from openforge.chat.fields import (
+    ABSENT,
+    UNREADABLE,
+    beside,
+    choice_of,
+    fields_of,
+    least,
+    not_offered,
+    recorded,
+    stops_of,
+)
 from openforge.chat.openai_forms import (
     NOT_SAMPLING,
     CustomFormat,
@@ -150,12 +160,12 @@ _ROLES = {
 
 def decode(body: bytes, route: str = "chat/completions") -> Request:
     try:
-        return _request(_BODY.decode(body), recorded(body, _NOT_SAMPLING))
+        return _request(_BODY.decode(body), fields_of(body))
     except UNREADABLE as error:
         raise BadRequest(f"the body is not a Chat Completions request: {error}") from error
 
 
-def _request(read: _Body, asked: dict[str, Any]) -> Request:
+def _request(read: _Body, fields: Mapping[str, msgspec.Raw]) -> Request:
     if not read.messages:
         raise BadRequest("messages is empty: send at least one message")
     if read.n not in (None, 1):
@@ -163,7 +173,7 @@ def _request(read: _Body, asked: dict[str, Any]) -> Request:
     tools, notes = _tools(read)
     history = _History()
     for index, message in enumerate(read.messages):
-        history.add(f"messages[{index}]", message)
+        history.add(index, message)
     legacy = bool(read.functions)
     return Request(
         model=read.model,
@@ -178,7 +188,8 @@ def _request(read: _Body, asked: dict[str, Any]) -> Request:
         wants=(LEGACY,) if legacy else (),
         max_tokens=least("max_tokens", read.max_tokens, read.max_completion_tokens),
         stop=stops_of("stop", [read.stop] if isinstance(read.stop, str) else read.stop),
-        asked=asked,
+        asked=recorded(fields, _NOT_SAMPLING),
+        beside=beside(fields),
         notes=notes,
         pictures=history.pictures,
     )
@@ -192,10 +203,14 @@ class _History:
         self.pictures: dict[str, bytes] = {}
         self._unnamed = 0
 
-    def add(self, where: str, message: _Message) -> None:
+    def add(self, index: int, message: _Message) -> None:
         role = _ROLES.get(message.role)
+        where = f"messages[{index}]"
         if role is None:
             raise BadRequest(f"{where}.role = {message.role!r} is unknown: use one of {', '.join(_ROLES)}")
+        if isinstance(message.content, str) and message == _Message(message.role, message.content):
+            self.messages.append(Message(role=role, content=message.content))  # type: ignore[arg-type]
+            return
         gathered = Gathered(role)
         _gather(where, message.content, gathered)
         self.pictures |= gathered.pictures

@@ -41,6 +41,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     rest. `schema_at` is the field in which the schema stood. `notes` say what was left out and why. `reasoning`: the
     harness takes the model's reasoning. `pictures` are the bytes of the messages' images by digest. `events`: a stream
     is made of server-sent events, else it is one JSON text.
+    `beside` are fields in which harnesses say who they are, as JSON.
     `wants` and `tools_as_sent` (JSON) are for the dialect's own encoder.
     """
 
@@ -60,6 +61,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     asked: Mapping[str, Any] = {}
+    beside: Mapping[str, msgspec.Raw] = {}
     notes: tuple[str, ...] = ()
     pictures: Mapping[str, bytes] = {}
 

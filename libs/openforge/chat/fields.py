@@ -3,7 +3,7 @@
 Promises: what is out of bounds is refused with field, value and way out.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -17,11 +17,22 @@ UNREADABLE = (msgspec.MsgspecError, UnicodeError, RecursionError)
 """What reading a body may raise."""
 _MOST_STOPS = 16
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_BESIDE = ("prompt_cache_key", "metadata", "client_metadata", "system")
 
 
-def recorded(body: bytes, but: Collection[str]) -> dict[str, Any]:
-    """The fields of a body, without those in `but`. Raises one of `UNREADABLE`."""
-    return {name: msgspec.json.decode(raw) for name, raw in _FIELDS.decode(body).items() if name not in but}
+def fields_of(body: bytes) -> dict[str, msgspec.Raw]:
+    """The fields of a body, as they stand there. Raises one of `UNREADABLE`."""
+    return _FIELDS.decode(body)
+
+
+def recorded(fields: Mapping[str, msgspec.Raw], but: Collection[str]) -> dict[str, Any]:
+    """The fields without those in `but`. Raises one of `UNREADABLE`."""
+    return {name: msgspec.json.decode(raw) for name, raw in fields.items() if name not in but}
+
+
+def beside(fields: Mapping[str, msgspec.Raw]) -> dict[str, msgspec.Raw]:
+    """Those in which harnesses say who they are."""
+    return {name: fields[name] for name in _BESIDE if name in fields}
 
 
 def least(field: str, *limits: int | None) -> int | None:

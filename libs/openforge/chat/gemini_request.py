@@ -14,7 +14,7 @@ import msgspec
 from openforge.chat.arguments import as_sampled
 from openforge.chat.contract import Message, Tool, ToolCall
 from openforge.chat.dialect import BadRequest, Request, ToolChoice
-from openforge.chat.fields import ABSENT, UNREADABLE, choice_of, least, not_offered, recorded, stops_of
+from openforge.chat.fields import ABSENT, UNREADABLE, choice_of, fields_of, least, not_offered, recorded, stops_of
 from openforge.chat.parts import Gathered
 from openforge.chat.sealed import given_back
 from openforge.chat.transcript import Transcript
@@ -121,7 +121,7 @@ def _request(body: bytes, model: str, method: str, query: str) -> Request:
     read = _BODY.decode(body)
     if method == "countTokens" and read.generate_content_request != ABSENT:
         return _request(bytes(read.generate_content_request), model, method, query)
-    asked = recorded(body, _NOT_SAMPLING)
+    asked = recorded(fields_of(body), _NOT_SAMPLING)
     if not read.contents:
         raise BadRequest("contents is empty: send at least one content")
     if read.cached_content:

@@ -12,7 +12,17 @@ import msgspec
 from openforge.chat.arguments import as_sampled
 from openforge.chat.contract import Message, Tool, ToolCall
 from openforge.chat.dialect import BadRequest, Request, ToolChoice
-from openforge.chat.fields import ABSENT, UNREADABLE, choice_of, least, not_offered, recorded, stops_of
+from openforge.chat.fields import (
+    ABSENT,
+    UNREADABLE,
+    beside,
+    choice_of,
+    fields_of,
+    least,
+    not_offered,
+    recorded,
+    stops_of,
+)
 from openforge.chat.parts import Gathered
 from openforge.chat.sealed import given_back
 from openforge.chat.transcript import Transcript
@@ -117,12 +127,12 @@ _BODY = msgspec.json.Decoder(_Body)
 
 def decode(body: bytes, route: str = "messages") -> Request:
     try:
-        return _request(_BODY.decode(body), recorded(body, _NOT_SAMPLING))
+        return _request(_BODY.decode(body), fields_of(body))
     except UNREADABLE as error:
         raise BadRequest(f"the body is not a Messages request: {error}") from error
 
 
-def _request(read: _Body, asked: Mapping[str, Any]) -> Request:
+def _request(read: _Body, fields: Mapping[str, msgspec.Raw]) -> Request:
     if not read.messages:
         raise BadRequest("messages is empty: send at least one message")
     history = _History()
@@ -145,7 +155,8 @@ def _request(read: _Body, asked: Mapping[str, Any]) -> Request:
         reasoning=read.thinking is not None and read.thinking.type in _REASONING,
         max_tokens=least("max_tokens", read.max_tokens),
         stop=stops_of("stop_sequences", read.stop_sequences),
-        asked=asked,
+        asked=recorded(fields, _NOT_SAMPLING),
+        beside=beside(fields),
         notes=tuple(history.notes),
         pictures=history.pictures,
     )

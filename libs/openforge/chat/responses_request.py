@@ -4,14 +4,14 @@ Promises: item ids and what a server would keep for itself do not count; the ite
 encrypted reasoning brings the sampled reasoning back on any replica.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from openforge.chat.contract import Message, Tool, ToolCall
 from openforge.chat.dialect import BadRequest, Request, ToolChoice
-from openforge.chat.fields import ABSENT, UNREADABLE, choice_of, least, not_offered, recorded
+from openforge.chat.fields import ABSENT, UNREADABLE, beside, choice_of, fields_of, least, not_offered, recorded
 from openforge.chat.openai_forms import (
     NOT_SAMPLING,
     CustomFormat,
@@ -133,12 +133,12 @@ _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant"
 
 def decode(body: bytes, route: str = "responses") -> Request:
     try:
-        return _request(_BODY.decode(body), recorded(body, _NOT_SAMPLING))
+        return _request(_BODY.decode(body), fields_of(body))
     except UNREADABLE as error:
         raise BadRequest(f"the body is not a Responses request: {error}") from error
 
 
-def _request(read: _Body, asked: dict[str, Any]) -> Request:
+def _request(read: _Body, fields: Mapping[str, msgspec.Raw]) -> Request:
     _refuse_what_needs_a_store(read)
     tools = _Tools()
     tools.add_all("tools", _TOOLS.decode(read.tools) or [])
@@ -169,7 +169,8 @@ def _request(read: _Body, asked: dict[str, Any]) -> Request:
         wants=tuple(read.include or ()),
         tools_as_sent=read.tools if read.tools != ABSENT else _NO_TOOLS,
         max_tokens=least("max_output_tokens", read.max_output_tokens),
-        asked=asked,
+        asked=recorded(fields, _NOT_SAMPLING),
+        beside=beside(fields),
         notes=(*tools.notes, *history.notes, *notes, *_unkept(read)),
         pictures=history.pictures,
     )

@@ -115,7 +115,7 @@ async def _answer(context: Context, door: Door, name: str, route: str, request: 
         asked = dialect.decode(body, f"{route}?{request.url.query}")
         check(asked)
     headers = dict(reversed(request.headers.items()))  # the first of equal names counts
-    harness = harness_of(headers, body)
+    harness = harness_of(headers, asked.beside)
     await desk.read(asked)
     if isinstance(service, Count):
         return _json(service.counted(desk.count(asked, harness)))

@@ -28,7 +28,8 @@ class History:
         self._had_tools = False
         self._texts: list[frozenset[str]] = []
 
-    def add(self, turn: Turn, after: Chain, question: Question) -> None:
+    def add(self, turn: Turn, after: Chain, question: Question, key: bytes) -> None:
+        """`key` is the answer's."""
         thread = turn.thread
         if turn.caller is not Caller.SIDE_CALL:
             self._threads.setdefault(thread, turn.caller)
@@ -41,7 +42,7 @@ class History:
             self._texts.append(lines)
         if question.messages[-1].role == "user":
             before = question.steps[-2] if len(question.steps) > 1 else _NOTHING
-            self._but_last.add((before, answer_key(turn.reply)))
+            self._but_last.add((before, key))
 
     def explain(self, question: Question, tools: bytes, standing: Standing) -> tuple[BranchCause, Caller]:
         cause = self._cause(question, tools, standing)

@@ -5,27 +5,19 @@ that were recorded; everything else is a branch with a cause; the same facts giv
 No clock, socket or await in here.
 """
 
-import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import msgspec
 
 from openforge.chat.canonical import Chain, answer_key, call_ids, chain_of, tools_digest
-from openforge.chat.contract import Message, Renderer, Tool, ToolCall
-from openforge.chat.decoding import cut_at_stop
+from openforge.chat.contract import Message, Renderer, Tool
 from openforge.protos import (
     BranchCause,
     Caller,
-    EngineIdentity,
     HarnessIdentity,
-    Sampling,
-    Timing,
     TurnRecorded,
     TurnStatus,
     common_length,
-    pack_ids,
-    pack_logprobs,
 )
 from openforge.proxy.causes import History
 from openforge.proxy.prompts import Script, Written, joined, view, written
@@ -46,7 +38,6 @@ from openforge.proxy.turns import (
 from openforge.tokens import rebuild
 
 __all__ = [
-    "Asked",
     "Attempt",
     "Fresh",
     "Join",
@@ -57,9 +48,7 @@ __all__ = [
     "Replay",
     "Sampled",
     "Turn",
-    "reply_of",
     "room",
-    "turn_fact",
     "view",
 ]
 
@@ -134,23 +123,23 @@ class Attempt:
         placement = self._as_recorded(placement)
         if placement.cause is BranchCause.CONTINUED and placement.parent is not None:
             followed = self.turns[placement.parent].followed
-            return dataclasses.replace(placement, cause=BranchCause.UNKNOWN) if followed else placement
+            return msgspec.structs.replace(placement, cause=BranchCause.UNKNOWN) if followed else placement
         if placement.cause is BranchCause.START and not placement.tools and self._has_main_beside(placement):
-            return dataclasses.replace(placement, cause=BranchCause.SIDE_CALL, caller=Caller.SIDE_CALL)
+            return msgspec.structs.replace(placement, cause=BranchCause.SIDE_CALL, caller=Caller.SIDE_CALL)
         return placement
 
     def _as_recorded(self, placement: Placement) -> Placement:
         """The question with the tool call ids of the recorded conversation, where the harness wrote others."""
         question = placement.question
-        if placement.parent is None or not placement.kept:
+        if placement.parent is None or not placement.kept or not question.chain.calls:
             return placement
         theirs = call_ids(question.messages[: placement.kept])
         names = dict(zip(theirs, self.turns[placement.parent].calls, strict=False))
         if all(theirs == ours for theirs, ours in names.items()):
             return placement
         messages = tuple(_renamed(message, names) for message in question.messages)
-        return dataclasses.replace(
-            placement, question=dataclasses.replace(question, messages=messages, chain=chain_of(messages))
+        return msgspec.structs.replace(
+            placement, question=msgspec.structs.replace(question, messages=messages, chain=chain_of(messages))
         )
 
     def _has_main_beside(self, placement: Placement) -> bool:
@@ -174,9 +163,9 @@ class Attempt:
         begun = self._written.of(parent.number) if parent and placement.prefix == parent.length else None
         return joined(begun, written(placement.suffix)) if begun else written(placement.prompt)
 
-    def add(self, fact: TurnRecorded, placement: Placement, reply: Message) -> Turn:
-        """The turn that `fact` told."""
-        self._written.keep(fact.turn, joined(self.written(placement), written(fact.sampled)))
+    def add(self, fact: TurnRecorded, placement: Placement, reply: Message, prompt: bytes = b"") -> Turn:
+        """The turn that `fact` told. `prompt` is its prompt as `written`, where that is at hand."""
+        self._written.keep(fact.turn, joined(prompt or self.written(placement), written(fact.sampled)))
         chain = placement.question.chain.copy()
         chain.add(reply)
         turn = Turn(
@@ -196,7 +185,7 @@ class Attempt:
             finish=fact.finish,
             reply=reply,
             ids=placement.prompt + fact.sampled,
-            calls=call_ids((*placement.question.messages, reply)),
+            calls=chain.calls,
             caller=fact.caller,
             usage=fact.usage,
         )
@@ -253,8 +242,8 @@ class Attempt:
     def _index(self, turn: Turn, after: Chain, question: Question) -> None:
         self.turns.append(turn)
         self._after.setdefault(after.value, []).append(turn)
-        self._history.add(turn, after, question)
         key = answer_key(turn.reply)
+        self._history.add(turn, after, question, key)
         if turn.status is TurnStatus.DELIVERED or key not in self._answers:
             self._answers[key] = turn
         self._questions[question.steps[-1], turn.tools, turn.thread] = turn
@@ -364,75 +353,3 @@ def room(prompt_tokens: int, window: int, limits: Iterable[int | None]) -> int:
     if left < 1:
         raise PromptTooLong(prompt_tokens, window)
     return min([left, *(limit for limit in limits if limit is not None)])
-
-
-def reply_of(renderer: Renderer, sampled: Sampled, tools: Sequence[Tool], call_id: str) -> Message:
-    """The message that the harness is told; its tool calls carry ids that begin with `call_id`."""
-    if sampled.said is not None:
-        return msgspec.structs.replace(sampled.said, tool_calls=_numbered(sampled.said.tool_calls, call_id))
-    parsed = renderer.parse(sampled.ids, tools)
-    content, reasoning = parsed.content, parsed.reasoning
-    if sampled.stop and sampled.stop != renderer.call_ends:
-        content = cut_at_stop(content, [sampled.stop])
-        if not content and not parsed.tool_calls:
-            reasoning = cut_at_stop(reasoning, [sampled.stop]).rstrip("\n")
-    calls = _numbered(parsed.tool_calls, call_id)
-    return Message(role="assistant", content=content, reasoning=reasoning, tool_calls=calls)
-
-
-def _numbered(calls: Sequence[ToolCall], call_id: str) -> tuple[ToolCall, ...]:
-    return tuple(msgspec.structs.replace(call, id=f"{call_id}{index}") for index, call in enumerate(calls))
-
-
-@dataclass(slots=True, frozen=True)
-class Asked:
-    """What a record says of the call beside its tokens."""
-
-    sampling: Sampling
-    asked: bytes
-    dialect: str
-    engine: EngineIdentity
-
-
-def turn_fact(
-    run: str,
-    episode: str,
-    attempt: int,
-    number: int,
-    placement: Placement,
-    sampled: Sampled,
-    reply: Message,
-    asked: Asked,
-    status: TurnStatus,
-    timing: Timing,
-) -> TurnRecorded:
-    """The record of a call: only what its parent does not hold."""
-    question = placement.question
-    return TurnRecorded(
-        run=run,
-        episode=episode,
-        attempt=attempt,
-        turn=number,
-        parent=placement.parent,
-        cause=placement.cause,
-        prefix=placement.prefix,
-        suffix=placement.suffix,
-        sampled=pack_ids(sampled.ids),
-        logprobs=pack_logprobs(sampled.logprobs),
-        versions=sampled.versions,
-        finish=sampled.finish,
-        status=status,
-        sampling=asked.sampling,
-        asked=asked.asked,
-        kept=placement.kept,
-        messages=msgspec.json.encode(question.messages[placement.kept :]),
-        reply=msgspec.json.encode(reply),
-        tools=b"" if placement.same_tools else msgspec.json.encode(question.tools),
-        dialect=asked.dialect,
-        digest=question.digest,
-        harness=question.harness,
-        engine=asked.engine,
-        timing=timing,
-        caller=placement.caller,
-        usage=sampled.usage,
-    )

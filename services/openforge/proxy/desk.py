@@ -5,9 +5,8 @@ and `turns` are all that were ever told.
 """
 
 import asyncio
-import dataclasses
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import NoReturn
 
@@ -15,7 +14,7 @@ import msgspec
 
 from openforge.bus import AlreadyTold, Zombie, tracing
 from openforge.chat.canonical import retry_digest
-from openforge.chat.contract import Guide, Message
+from openforge.chat.contract import Guide
 from openforge.chat.decoding import first_stop, reasoning_length
 from openforge.chat.dialect import Answer, BadRequest, Problem, Request
 from openforge.protos import (
@@ -26,7 +25,6 @@ from openforge.protos import (
     FinishReason,
     HarnessIdentity,
     Sampling,
-    Span,
     TurnRecorded,
     TurnStatus,
     Usage,
@@ -34,18 +32,16 @@ from openforge.protos import (
 from openforge.proxy.calls import Call, Order, Overflow, Refusal
 from openforge.proxy.context import Context
 from openforge.proxy.core import (
-    Asked,
     Attempt,
     Join,
     Placement,
     PromptTooLong,
     Replay,
     Turn,
-    reply_of,
     room,
-    turn_fact,
     view,
 )
+from openforge.proxy.records import Asked, forced_of, guided_by, images_of, reply_of, turn_fact
 from openforge.service import log
 from openforge.tokens import RecordBroken
 
@@ -56,30 +52,6 @@ _LONG = 8_000
 
 def ended(name: str) -> Refusal:
     return Refusal(Problem.ENDED, f"attempt {name} has ended: it takes no more model calls")
-
-
-def _images(messages: Sequence[Message]) -> tuple[str, ...]:
-    """The digests of all images in these messages."""
-    return tuple(dict.fromkeys(image.digest for message in messages for image in message.images))
-
-
-def _forced(logprobs: Sequence[float]) -> tuple[Span, ...]:
-    """The tokens of a guided answer that had no alternative: the log-prob of the only token allowed is exactly 0."""
-    spans: list[Span] = []
-    for index, logprob in enumerate(logprobs):
-        if logprob != 0.0:
-            continue
-        if spans and spans[-1].start + spans[-1].length == index:
-            spans[-1] = Span(spans[-1].start, spans[-1].length + 1)
-        else:
-            spans.append(Span(index, 1))
-    return tuple(spans)
-
-
-def _guided_by(request: Request) -> str:
-    """The fields that an answer has to match."""
-    tools = request.calls and (request.tool_choice.mode != "auto" or request.tool_choice.names or request.schema)
-    return " or ".join(field for field in ("tools" if tools else "", request.schema_at) if field)
 
 
 class Desk:
@@ -173,7 +145,7 @@ class Desk:
                 return turn
         if len(self._tree.turns) + len(self._calls) >= key.turns:
             raise Refusal(Problem.OUT_OF_TURNS, f"this attempt may make {key.turns} model calls and has made them")
-        placement = self._tree.place(dataclasses.replace(question, digest=digest))
+        placement = self._tree.place(msgspec.structs.replace(question, digest=digest))
         guide = self._guide(request)
         order = Order(
             name=self._name,
@@ -185,7 +157,7 @@ class Desk:
             asked=asked,
             pictures=request.pictures,
             guide=guide,
-            guided_by=_guided_by(request) if guide is not None else "",
+            guided_by=guided_by(request) if guide is not None else "",
             request=request,
         )
         return self._begin(order)
@@ -330,10 +302,10 @@ class Desk:
             call.timing(),
         )
         if order.guide is not None:
-            fact = msgspec.structs.replace(fact, guided=True, forced=_forced(call.sampled.logprobs))
+            fact = msgspec.structs.replace(fact, guided=True, forced=forced_of(call.sampled.logprobs))
         if read := self._newly_read(placement):
             fact = msgspec.structs.replace(fact, read=read)
-        if images := _images(question.messages[placement.kept :]):
+        if images := images_of(question.messages[placement.kept :]):
             await self._keep(order.pictures)
             fact = msgspec.structs.replace(fact, images=images)
         try:
@@ -356,7 +328,7 @@ class Desk:
         tracing.note(turn=fact.turn, sampled_tokens=fact.sampled_tokens(), first_token_s=fact.timing.first_token_s)
         self._told.add(fact.turn)
         self._said_read.update(fact.read)
-        turn = self._tree.add(fact, placement, reply)
+        turn = self._tree.add(fact, placement, reply, order.prompt)
         turn.cached_tokens = call.sampled.cached_tokens
         return turn
 

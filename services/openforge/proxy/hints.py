@@ -21,33 +21,20 @@ _CLAUDE_SUB_AGENT = b"cc_is_subagent=true"
 _LONGEST = 200
 _HEAD = 4096
 """How far into the system prompt a mark may stand."""
-_IN_BODY = (b'"prompt_cache_key"', b'"user_id"', b'"client_metadata"', _CLAUDE_SUB_AGENT)
+_NOTHING = msgspec.Raw(b"null")
 
 
-class _Body(msgspec.Struct):
-    """What is read of a body for its hints, whatever the dialect."""
-
-    prompt_cache_key: Any = None
-    metadata: Any = None
-    client_metadata: Any = None
-    system: msgspec.Raw = msgspec.Raw(b"")
-
-
-_BODY = msgspec.json.Decoder(_Body)
-
-
-def harness_of(headers: Mapping[str, str], body: bytes = b"") -> HarnessIdentity:
-    said = _said_in(body)
-    told = _object(headers.get(_CODEX_TURN)) or _object(said.client_metadata)
+def harness_of(headers: Mapping[str, str], beside: Mapping[str, msgspec.Raw] = {}) -> HarnessIdentity:
+    """`beside` are the fields of a body, whatever the dialect."""
+    told = _object(headers.get(_CODEX_TURN)) or _object(_read(beside.get("client_metadata", _NOTHING)))
     told = told | _object(told.get(_CODEX_TURN))
     mark = _first(headers, _SUB_AGENT) or _text(told.get("subagent_kind"))
-    if not mark and (
-        told.get("thread_source") == "subagent" or _CLAUDE_SUB_AGENT in bytes(memoryview(said.system)[:_HEAD])
-    ):
+    system = beside.get("system", _NOTHING)
+    if not mark and (told.get("thread_source") == "subagent" or _CLAUDE_SUB_AGENT in bytes(memoryview(system)[:_HEAD])):
         mark = "subagent"
     return HarnessIdentity(
         user_agent=headers.get("user-agent", "")[:_LONGEST],
-        session=_first(headers, _SESSION) or _session(said),
+        session=_first(headers, _SESSION) or _session(beside),
         thread=_first(headers, _THREAD),
         parent_thread=_first(headers, _PARENT) or _text(told.get("parent_thread_id")),
         sub_agent=mark,
@@ -61,19 +48,17 @@ def says_retry(headers: Mapping[str, str]) -> bool:
     return headers.get("x-stainless-retry-count", "0") not in ("", "0")
 
 
-def _said_in(body: bytes) -> _Body:
-    if not any(mark in body for mark in _IN_BODY):
-        return _Body()
-    try:
-        return _BODY.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return _Body()
-
-
-def _session(said: _Body) -> str:
+def _session(beside: Mapping[str, msgspec.Raw]) -> str:
     """Claude Code puts JSON into `metadata.user_id`; others name a cache key that lasts as long as the session."""
-    user = _object(said.metadata).get("user_id")
-    return _text(_object(user).get("session_id")) or _text(said.prompt_cache_key)
+    user = _object(_read(beside.get("metadata", _NOTHING))).get("user_id")
+    return _text(_object(user).get("session_id")) or _text(_read(beside.get("prompt_cache_key", _NOTHING)))
+
+
+def _read(raw: msgspec.Raw) -> object:
+    try:
+        return msgspec.json.decode(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 def _object(value: object) -> dict[str, Any]:

@@ -6,8 +6,7 @@ A general client spends more time on a call than the rest of the proxy does.
 """
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import cast
 
@@ -21,19 +20,22 @@ class Broken(Exception):
 
 
 class Answer:
-    """`status` is there at once, the body comes with `pieces`."""
+    """`status` is there at once, the body comes with `next`."""
 
     def __init__(self, line: "_Line", silence_s: float) -> None:
         self.status = line.status
         self._line = line
         self._silence_s = silence_s
 
-    async def pieces(self) -> AsyncGenerator[bytes]:
-        while (piece := await self._line.next(self._silence_s)) is not None:
-            yield piece
+    async def next(self) -> bytes | None:
+        """What came of the body since, None after all of it."""
+        return await self._line.next(self._silence_s)
 
     async def read(self) -> bytes:
-        return b"".join([piece async for piece in self.pieces()])
+        pieces: list[bytes] = []
+        while (piece := await self.next()) is not None:
+            pieces.append(piece)
+        return b"".join(pieces)
 
 
 class Posting:
@@ -98,7 +100,7 @@ class _Line(asyncio.Protocol):
         self.closed = False
         self.heard = self.whole = False
         self.status = 0
-        self._body: deque[bytes] = deque()
+        self._body: list[bytes] = []
         self._why = "the connection was closed"
         self._transport: asyncio.Transport | None = None
         self._parser: httptools.HttpResponseParser | None = None
@@ -118,12 +120,14 @@ class _Line(asyncio.Protocol):
             await self._news(silence_s)
 
     async def next(self, silence_s: float) -> bytes | None:
-        """The next piece of the body, None after the last one."""
+        """What came of the body since, None after all of it."""
         while not self._body:
             if self.whole:
                 return None
             await self._news(silence_s)
-        return self._body.popleft()
+        came = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+        self._body.clear()
+        return came
 
     async def _news(self, silence_s: float) -> None:
         if self.closed:

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from openforge.chat.canonical import Chain
 from openforge.chat.contract import Message, Tool
 from openforge.protos import BranchCause, Caller, FinishReason, HarnessIdentity, TurnStatus, Usage, VersionSpan
@@ -49,8 +51,7 @@ class Turn:
         return self.length - self.prompt_tokens
 
 
-@dataclass(slots=True, frozen=True)
-class Question:
+class Question(msgspec.Struct, frozen=True):
     """One call as it compares with others: canonical messages, tools, who asks, and the digest of it all.
 
     `steps` are the chain's values after each message, `bare_steps` those that leave out reasoning.
@@ -73,7 +74,10 @@ def steps_of(
     at = in_common(messages, known.messages) if known else 0
     steps = list(known.steps[:at]) if known else []
     bare = list(known.bare_steps[:at]) if known else []
-    chain = Chain.after(messages[:at], steps[-1], bare[-1]) if at else Chain()
+    if known and at == len(known.messages):
+        chain = known.chain.copy()
+    else:
+        chain = Chain.after(messages[:at], steps[-1], bare[-1]) if at else Chain()
     for message in messages[at:]:
         chain.add(message)
         steps.append(chain.value)
@@ -89,8 +93,7 @@ def in_common(one: Sequence[Message], other: Sequence[Message]) -> int:
     return min(len(one), len(other))
 
 
-@dataclass(slots=True, frozen=True)
-class Placement:
+class Placement(msgspec.Struct, frozen=True):
     """Where a call belongs: its prompt is the first `prefix` tokens of turn `parent`, then `suffix`."""
 
     question: Question
@@ -139,8 +142,7 @@ class OpenCall:
     given_up: bool = False
 
 
-@dataclass(slots=True, frozen=True)
-class Standing:
+class Standing(msgspec.Struct, frozen=True):
     """How a call stands to the record.
 
     It goes on from turn `parent`, of the same tools, with what comes after its first `at` messages; `fresh`: no

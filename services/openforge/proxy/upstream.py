@@ -5,7 +5,7 @@ no answer raises `EngineBroken` where another try may help, `EngineRefused` wher
 """
 
 import math
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, Iterator
 from urllib.parse import urlsplit
 
 import msgspec
@@ -13,7 +13,7 @@ import msgspec
 from openforge.bus import BadSettings
 from openforge.protos import FinishReason, VersionSpan
 from openforge.proxy.posting import Broken, Posting
-from openforge.wire.generate import Choice, Usage, WeightVersionSpan, WrittenRequest
+from openforge.wire.generate import Usage, WeightVersionSpan, WrittenRequest
 
 SENTINEL = -9000.0
 """vLLM gives -9999 for tokens that its own processing masked: no sampled token has that."""
@@ -23,10 +23,28 @@ _DECLINED = frozenset({400, 422})
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 
+class _Sampled(msgspec.Struct, gc=False):
+    logprob: float
+
+
+class _Logprobs(msgspec.Struct):
+    content: list[_Sampled] = []
+
+
+class _Choice(msgspec.Struct):
+    """What is read of a `Choice`."""
+
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    token_ids: list[int] = []
+    logprobs: _Logprobs | None = None
+    weight_versions: list[WeightVersionSpan] | None = None
+
+
 class _Chunk(msgspec.Struct):
     """What is read of a `GenerateResponse`; the prompt only as bytes, since it is long and normally as expected."""
 
-    choices: list[Choice] = []
+    choices: list[_Choice] = []
     usage: Usage | None = None
     prompt_token_ids: msgspec.Raw = msgspec.Raw(b"null")
 
@@ -34,6 +52,7 @@ class _Chunk(msgspec.Struct):
 _CHUNK = msgspec.json.Decoder(_Chunk)
 _NO_IDS = b"null"
 _ECHO = b'"prompt_token_ids":'
+_DATA = b"data: "
 
 
 class EngineBroken(Exception):
@@ -72,15 +91,18 @@ class Engine:
 
     async def generate(self, request: WrittenRequest) -> AsyncGenerator[Piece]:
         """The answer as it is sampled. Closing the iterator calls the engine off."""
-        body = msgspec.json.encode(request)
+        reading = _Reading(bytes(request.token_ids))
         try:
-            async with self._posting.post(self._path, body) as answer:
+            async with self._posting.post(self._path, msgspec.json.encode(request)) as answer:
                 if answer.status != 200:
                     _refuse(answer.status, (await answer.read())[:500])
-                async for piece in _pieces(answer.pieces(), bytes(request.token_ids)):
-                    yield piece
+                while (data := await answer.next()) is not None:
+                    for piece in reading.read(data):
+                        yield piece
         except Broken as error:
             raise EngineBroken(f"the engine broke off: {error}") from error
+        if not reading.ended:
+            raise EngineBroken("the engine's answer has no end")
 
     def close(self) -> None:
         self._posting.close()
@@ -93,32 +115,50 @@ def _refuse(status: int, body: bytes) -> None:
     raise EngineDeclined(said) if status in _DECLINED else EngineRefused(said)
 
 
-async def _pieces(content: AsyncGenerator[bytes], prompt: bytes) -> AsyncIterator[Piece]:
-    sampled = 0
-    ended = False
-    async for event in _events(content):
-        if ended or event == b"[DONE]":
-            continue  # read to the end, so that the connection can be used again
-        try:
-            chunk = _CHUNK.decode(_without_echo(event, prompt))
-        except msgspec.MsgspecError as error:
-            raise EngineBroken(f"the engine sent what is no chunk of an answer: {error}") from error
-        if not _same_prompt(bytes(chunk.prompt_token_ids), prompt):
-            raise EngineRefused("the engine answered another prompt than it was sent")
-        for choice in chunk.choices:
-            sampled += len(choice.token_ids)
-            yield _piece(choice, sampled, chunk.usage)
-            ended = ended or choice.finish_reason is not None
-    if not ended:
-        raise EngineBroken("the engine's answer has no end")
+class _Reading:
+    """An answer to `prompt`, read as it comes. What comes after its end is passed over."""
 
+    def __init__(self, prompt: bytes) -> None:
+        self.ended = False
+        self._prompt = prompt
+        self._echoed = False
+        self._sampled = 0
+        self._rest = b""
 
-def _without_echo(event: bytes, prompt: bytes) -> bytes:
-    """Normally the engine writes the very bytes that it was sent: they are left out: to decode them costs most."""
-    at = event.find(_ECHO) + len(_ECHO)
-    if at < len(_ECHO) or not event.startswith(prompt, at):
-        return event
-    return event[:at] + _NO_IDS + event[at + len(prompt) :]
+    def read(self, data: bytes) -> Iterator[Piece]:
+        for event in self._events(data):
+            if self.ended or event == b"[DONE]":
+                continue
+            try:
+                chunk = _CHUNK.decode(event if self._echoed else self._without_echo(event))
+            except msgspec.MsgspecError as error:
+                raise EngineBroken(f"the engine sent what is no chunk of an answer: {error}") from error
+            if not _same_prompt(bytes(chunk.prompt_token_ids), self._prompt):
+                raise EngineRefused("the engine answered another prompt than it was sent")
+            for choice in chunk.choices:
+                self._sampled += len(choice.token_ids)
+                self.ended = self.ended or choice.finish_reason is not None
+                yield _piece(choice, self._sampled, chunk.usage)
+
+    def _events(self, data: bytes) -> list[bytes]:
+        """The data of each server-sent event that is whole: one line, since JSON has no line feeds."""
+        data = self._rest + data if self._rest else data
+        events: list[bytes] = []
+        start = 0
+        while (end := data.find(b"\n", start)) >= 0:
+            if data.startswith(_DATA, start):
+                events.append(data[start + len(_DATA) : end].strip())
+            start = end + 1
+        self._rest = data[start:]
+        return events
+
+    def _without_echo(self, event: bytes) -> bytes:
+        """Normally the engine writes, once, the very bytes that it was sent: to decode them costs most."""
+        at = event.find(_ECHO) + len(_ECHO)
+        if at < len(_ECHO) or not event.startswith(self._prompt, at):
+            return event
+        self._echoed = True
+        return b"%b%b%b" % (event[:at], _NO_IDS, event[at + len(self._prompt) :])
 
 
 def _same_prompt(told: bytes, prompt: bytes) -> bool:
@@ -130,17 +170,7 @@ def _same_prompt(told: bytes, prompt: bytes) -> bool:
         return False
 
 
-async def _events(content: AsyncGenerator[bytes]) -> AsyncIterator[bytes]:
-    """The data of each server-sent event."""
-    waiting = b""
-    async for data in content:
-        *events, waiting = (waiting + data).split(b"\n\n")
-        for event in events:
-            if event.startswith(b"data: "):
-                yield event[6:].strip()
-
-
-def _piece(choice: Choice, sampled: int, usage: Usage | None) -> Piece:
+def _piece(choice: _Choice, sampled: int, usage: Usage | None) -> Piece:
     logprobs = [entry.logprob for entry in choice.logprobs.content] if choice.logprobs else []
     if len(logprobs) != len(choice.token_ids):
         raise EngineRefused(f"the engine sent {len(logprobs)} log-probs for {len(choice.token_ids)} tokens")

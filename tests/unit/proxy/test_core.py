@@ -11,7 +11,8 @@ from wanderer import RENDERER, Talk, user
 from openforge.chat.chatml import ChatMLHermes
 from openforge.chat.contract import Message, Parsed, Tool, ToolCall
 from openforge.protos import BranchCause, Caller, FinishReason, HarnessIdentity, TurnStatus, pack_ids
-from openforge.proxy.core import Fresh, Join, OpenCall, PromptTooLong, Replay, Sampled, reply_of, room
+from openforge.proxy.core import Fresh, Join, OpenCall, PromptTooLong, Replay, Sampled, room
+from openforge.proxy.records import reply_of
 from openforge.tokens import merge, rebuild
 
 TOOL = Tool(name="bash")

@@ -108,5 +108,5 @@ async def test_nobody_there_is_broken() -> None:
 async def test_leaving_early_closes_the_connection() -> None:
     async with posting([HEAD + b"3\r\nabc\r\n"]) as (calls, server):
         async with calls.post("/x", b"{}") as answer:
-            assert await anext(answer.pieces()) == b"abc"
+            assert await answer.next() == b"abc"
         await server.all_gone()
