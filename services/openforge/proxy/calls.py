@@ -123,12 +123,31 @@ class Call:
         turn = self.outcome.result()
         turn.received = bool(turn.received)
 
-    async def more(self, thought: int, told: int) -> tuple[str, str]:
-        """Reasoning after `thought` and text after `told` characters; both empty when the outcome is there."""
-        while len(self.reasoning) <= thought and len(self.text) <= told and not self.outcome.done():
+    async def more(self, thought: int, told: int, leaving: "asyncio.Future[None]", until: float) -> tuple[str, str]:
+        """Reasoning after `thought` and text after `told` characters; both empty when the outcome is there, when
+        `leaving` is done, and at the time `until`.
+        """
+        loop = asyncio.get_running_loop()
+        alarm = loop.call_at(until, self._stir.set)
+        try:
+            while len(self.reasoning) <= thought and len(self.text) <= told and loop.time() < until:
+                if self.outcome.done() or leaving.done():
+                    return "", ""
+                self._stir.clear()
+                await self._stir.wait()
+        finally:
+            alarm.cancel()
+        return ("", "") if self.outcome.done() or leaving.done() else (self.reasoning[thought:], self.text[told:])
+
+    async def ended(self, leaving: "asyncio.Future[None]") -> None:
+        """Returns when the outcome is there or `leaving` is done."""
+        while not self.outcome.done() and not leaving.done():
             self._stir.clear()
             await self._stir.wait()
-        return ("", "") if self.outcome.done() else (self.reasoning[thought:], self.text[told:])
+
+    def stir(self, _: object = None) -> None:
+        """Wake those who wait: something that they wait for may be there."""
+        self._stir.set()
 
     def stop(self, status: TurnStatus) -> None:
         """Call the sample off. What was sampled is told with this status."""

@@ -1,6 +1,7 @@
 """The proxy's life: listen, seal what ended, drain."""
 
 import asyncio
+import gc
 import os
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +35,7 @@ _ACK_WAIT_S = 10.0
 """How long an end waits for its seal when the proxy died over it."""
 _THREADS = min(4, os.cpu_count() or 1)
 """Those that tokenise: more than there are cores win nothing, and each keeps memory of its own."""
+_COLLECT_AFTER = (20_000, 10, 100)
 _KEEP_ALIVE_S = 600
 """Longer than any tool runs: a connection that we close first may cost the harness a call."""
 
@@ -60,6 +62,7 @@ async def serve(settings: Settings, bus: Bus, stop: asyncio.Event) -> None:
         if shared(settings):
             background.append(asyncio.create_task(_follow_ends(bus, settings.run, desks)))
             background += [asyncio.create_task(take_over(path))] if path else []
+        _collect_less()
         health.ready(waiting_for="")
         log.info("listening", url=settings.proxy_url, socket=str(path or ""))
         stopping = asyncio.create_task(stop.wait())
@@ -112,6 +115,15 @@ async def _follow_ends(bus: Bus, run: str, desks: Desks) -> None:
                 await desks.ended(episode, attempt)
             case EpisodeSealed(episode=episode, attempt=attempt):
                 desks.sealed(episode, attempt)
+
+
+def _collect_less() -> None:
+    """What is there now stays, and hardly anything that a call makes is in a cycle: to look for those costs a call more
+    than to write its record.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*_COLLECT_AFTER)
 
 
 async def _cancelled(tasks: list[asyncio.Task[Any]]) -> None:
