@@ -11,7 +11,7 @@ from openforge.bus.bucket import Bucket
 from openforge.bus.dead import Dead
 from openforge.bus.follow import Follower
 from openforge.bus.link import Link
-from openforge.bus.lookup import all_on, last_on, subjects_on
+from openforge.bus.lookup import all_on, is_on, last_on, subjects_on
 from openforge.bus.object_store import ObjectStoreBlobs
 from openforge.bus.receive import Place, payload_of, place_of, told_of
 from openforge.bus.settings import BusSettings
@@ -80,10 +80,16 @@ class Bus:
             return None
         return cast("Told[F]", await told_of(message, place_of(message), self.blobs))
 
+    async def is_told(self, fact: type[Fact], run: str, *key: str | int) -> bool:
+        """Whether there is a fact with this natural key: cheaper than `find` where there is none."""
+        return await is_on(self.link, streams.stream_of(fact.kind), fact.subject_for(run, *key))
+
     async def read(self, fact: type[F], run: str, *key: str | int) -> list[Told[F]]:
         """All facts of this name now whose key begins so, in the order of the stream."""
         stream, subjects = streams.stream_of(fact.kind), fact.filter_for(run, *key)
         expected = len(await subjects_on(self.link, stream, subjects))
+        if not expected:
+            return []
         while True:
             messages = [message async for message in all_on(self.link, stream, subjects)]
             if len(messages) >= expected:

@@ -30,6 +30,15 @@ async def last_on(link: Link, stream: str, subject: str) -> Msg | None:
     return await at(link, stream, int(found["message"]["seq"]))
 
 
+async def is_on(link: Link, stream: str, subject: str) -> bool:
+    """Whether a subject holds a message, by the stream's leader: one question, where mostly there is none."""
+    try:
+        await link.ask_api(f"STREAM.MSG.GET.{stream}", {"last_by_subj": subject})
+    except NotFoundError:
+        return False
+    return True
+
+
 async def at(link: Link, stream: str, sequence: int) -> Msg | None:
     """The message at a sequence that is known to exist; None if it was purged."""
     backoff = Backoff()

@@ -77,6 +77,9 @@ def set_up_logs(service: str, *, level: str = "info", stream: TextIO | None = No
     root.setLevel(level.upper())
     for name in _NOISY:
         logging.getLogger(name).setLevel(logging.WARNING)
+    # no line tells where in the code, in which thread or process it was said: to find that out costs more than the line
+    logging._srcfile = None
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     sys.excepthook = _log_uncaught
 
 

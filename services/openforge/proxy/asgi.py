@@ -24,7 +24,9 @@ class Incoming:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.query = bytes(scope.get("query_string", b"")).decode("latin-1")
-        self.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
+        self.headers: dict[str, str] = {
+            name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])
+        }
         self._receive = receive
 
     def asked(self, name: str) -> str:

@@ -75,7 +75,7 @@ class Desk:
 
     async def load(self) -> "Desk":
         """Take up what was told before."""
-        self.closed = await self._context.bus.find(EpisodeEnded, self._run, self._episode, self._attempt) is not None
+        self.closed = await self._context.bus.is_told(EpisodeEnded, self._run, self._episode, self._attempt)
         await self._load_turns()
         return self
 
@@ -100,7 +100,7 @@ class Desk:
 
     async def catch_up(self) -> None:
         """Take up what another proxy told of this attempt since: turns have no gaps, so the next one tells of all."""
-        while await self._context.bus.find(TurnRecorded, self._run, self._episode, self._attempt, self._next):
+        while await self._context.bus.is_told(TurnRecorded, self._run, self._episode, self._attempt, self._next):
             async with self._telling:
                 await self._load_turns()
             if self.closed:

@@ -132,15 +132,19 @@ class _Line(asyncio.Protocol):
     async def _news(self, silence_s: float) -> None:
         if self.closed:
             raise Broken(self._why)
-        self._waiting = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self._waiting = loop.create_future()
+        alarm = loop.call_later(silence_s, self._give_up, f"nothing was heard for {silence_s:g} s")
         try:
-            async with asyncio.timeout(silence_s):
-                await self._waiting
-        except TimeoutError as error:
-            self.close()
-            raise Broken(f"nothing was heard for {silence_s:g} s") from error
+            await self._waiting
         finally:
+            alarm.cancel()
             self._waiting = None
+
+    def _give_up(self, why: str) -> None:
+        self._why = why
+        self.close()
+        self._wake()
 
     def close(self) -> None:
         self.closed = True

@@ -93,7 +93,7 @@ async def _seal(bus: Bus, run: str, desks: Desks) -> None:
 
     async def seal(told: Told[EpisodeEnded]) -> AsyncIterator[Fact]:
         episode, attempt = told.fact.episode, told.fact.attempt
-        if await bus.find(EpisodeSealed, run, episode, attempt) is not None:
+        if await bus.is_told(EpisodeSealed, run, episode, attempt):
             desks.sealed(episode, attempt)
             return
         desk = await desks.of(episode, attempt)
