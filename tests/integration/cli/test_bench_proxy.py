@@ -25,7 +25,13 @@ def test_conversations_grow_from_six_to_ten_thousand_tokens_and_share_no_text(tm
 
 async def test_a_short_bench_measures_our_proxy_and_says_why_there_are_no_peers() -> None:
     told = await asyncio.wait_for(bench(Options(calls=20, repeats=1, memory_calls=170)), 600)
-    for field in ("added_ms_p50_c1", "cold_ms_p50", "calls_per_s_c16", "stored_bytes_per_turn"):
+    for field in (
+        "added_ms_p50_c1",
+        "cold_ms_p50",
+        "calls_per_s_c16",
+        "floor_calls_per_s_c16",
+        "stored_bytes_per_turn",
+    ):
         assert told[field] > 0, field
     assert told["best_peer_calls_per_s_c16"] is None
     assert told["rss_growth_mb_10k_calls"] is None, "170 calls are not ten thousand"
@@ -34,15 +40,21 @@ async def test_a_short_bench_measures_our_proxy_and_says_why_there_are_no_peers(
     )
     assert len(told["memory"]["rss_mb"]) == 3
     rows = msgspec.convert(msgspec.to_builtins(told["rows"]), list[Row])
-    assert [row.name for row in rows[:2]] == ["openforge", "openforge, streamed"]
-    assert [row.name for row in rows[2:]] == [peer.title for peer in PEERS]
-    assert all("--peers" in row.reason for row in rows[2:])
+    own = [(row.name, row.processes) for row in rows[:4]]
+    assert own == [("openforge", 1), ("openforge, streamed", 1), ("openforge, 2 processes", 2), ("floor", 2)]
+    assert [row.name for row in rows[4:]] == [peer.title for peer in PEERS]
+    assert all("--peers" in row.reason for row in rows[4:])
 
 
 def test_the_best_peer_is_the_one_with_the_most_calls() -> None:
     figures = dict.fromkeys(("added_ms_p50_c1", "added_ms_p99_c1", "cold_ms_p50", "cpu_ms_c16"), 1.0)
-    own = {"rows": [Row(name="openforge", figures=figures | {"calls_per_s_c16": 9.0})], "rss_mb": [100.0, 101.5]}
+    one = Row(name="openforge", figures=figures | {"calls_per_s_c16": 9.0})
+    two = Row(name="openforge, 2 processes", figures=figures | {"calls_per_s_c16": 12.0}, processes=2)
+    floor = Row(name="floor", figures=figures | {"calls_per_s_c16": 20.0}, processes=2)
+    own = {"rows": [one, two], "floor": floor, "rss_mb": [100.0, 101.5]}
     others = [Row(name=str(rate), figures=figures | {"calls_per_s_c16": rate}) for rate in (2.0, 3.0, 1.0)]
     told = report(own | {"stored_bytes_per_turn": 1.0, "memory_calls": 10_080}, others, Options())
     assert told["best_peer_calls_per_s_c16"] == 3.0
+    assert (told["calls_per_s_c16"], told["calls_per_s_c16_processes"]) == (12.0, 2)
+    assert told["calls_per_s_c16_one_process"] == 9.0
     assert told["rss_growth_mb_10k_calls"] == 1.5

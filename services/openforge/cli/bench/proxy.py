@@ -3,7 +3,9 @@
 Conversations grow from 6,000 to 10,000 tokens by about 400 a turn, each with text of its own; each answer has 200
 sampled tokens with their log-probs. `direct` asks a stub engine over its wire, `proxy` asks a proxy in front of the
 same stub; ours has a real nats-server behind it and answers when the turn is stored. Load, stub, proxy and
-nats-server share this machine.
+nats-server share this machine. A proxy is one Python process, which has one core: in one more row `--processes` of
+ours share a port, as a user starts them who has the cores. `floor` is what no proxy of this kind can do without, with
+as many processes: to read a call, to ask the engine, to store a record, to answer.
 
 `stored_bytes_per_turn` is what the stream of turns holds, subjects and headers included, divided by its messages: the
 first prompt of an episode, 6,000 tokens as text and as ids, is a tenth of the turns and counted in. Words are drawn
@@ -15,11 +17,9 @@ not be measured is a row with the reason.
 """
 
 import argparse
-import asyncio
 import os
 import platform
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -36,10 +36,10 @@ from openforge.bus.streams import stream_of
 from openforge.cli.bench._peers import NotMeasured, installed
 from openforge.cli.bench._proxy_load import BadAnswer, Engine, Spent, Target, load, names, percentile
 from openforge.cli.bench._proxy_peers import PEERS, Peer, peer_process
+from openforge.cli.bench._proxy_processes import cpu_s, floor_processes, proxy_processes, rss_mb, stub_process
 from openforge.cli.bench._proxy_text import FIRST_TOKENS, GROWTH_TOKENS, TURNS, Conversation, model_folder
 from openforge.protos import KEY_BUCKET, AttemptKey, EndReason, EpisodeEnded, key_entry
 from openforge.runs import config_of, submit
-from openforge.service import read_health
 
 RUN = "bench"
 AT_ONCE = 16
@@ -55,13 +55,14 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     calls: int = 400
     repeats: int = 5
+    processes: int = 2
     chunks: int = 1
     memory_calls: int = MEMORY_CALLS
     peers: Path | None = None
 
 
 class Repeat(msgspec.Struct, kw_only=True):
-    """Milliseconds, calls a second, and CPU milliseconds of the proxy process a call."""
+    """Milliseconds, calls a second, and CPU milliseconds of the proxy's processes a call."""
 
     added_ms_p50_c1: float
     added_ms_p99_c1: float
@@ -80,66 +81,9 @@ class Row(msgspec.Struct, kw_only=True):
     note: str = ""
     figures: dict[str, float] = {}
     repeats: list[Repeat] = []
+    processes: int = 1
     rss_mb: float | None = None
     reason: str = ""
-
-
-# -- processes
-
-
-@asynccontextmanager
-async def stub_process(model: Path, chunks: int) -> AsyncIterator[tuple[int, int]]:
-    """Its port and its process id."""
-    port = free_port()
-    command = ("-m", "openforge.cli.bench._proxy_stub", str(port), str(model), str(chunks))
-    process = await asyncio.create_subprocess_exec(sys.executable, *command, stdout=asyncio.subprocess.PIPE)
-    try:
-        assert process.stdout is not None
-        if await process.stdout.readline() != b"ready\n":
-            raise SystemExit("openforge: the stub engine ended at once: its last line says why")
-        yield port, process.pid
-    finally:
-        process.terminate()
-        await process.wait()
-
-
-@asynccontextmanager
-async def proxy_process(
-    folder: Path, nats_url: str, engine_port: int, run: str, more: Mapping[str, str]
-) -> AsyncIterator[tuple[int, int]]:
-    """Its port and its process id."""
-    port, health = free_port(), folder / "health.json"
-    env = {
-        **os.environ,
-        **more,
-        "OPENFORGE_RUN": run,
-        "OPENFORGE_NATS_URL": nats_url,
-        "OPENFORGE_ENGINE_URL": f"http://127.0.0.1:{engine_port}",
-        "OPENFORGE_PROXY_URL": f"http://127.0.0.1:{port}",
-        "OPENFORGE_HEALTH_FILE": str(health),
-        "OPENFORGE_DIE_WITH_PARENT": "1",
-    }
-    with (folder / "proxy.log").open("wb") as log:
-        process = await asyncio.create_subprocess_exec(sys.executable, "-m", "openforge.proxy", env=env, stderr=log)
-    try:
-        while not ((state := read_health(health)) and state.ready):
-            if process.returncode is not None:
-                raise SystemExit(f"openforge: the proxy ended at once: {(folder / 'proxy.log').read_text()[-500:]}")
-            await asyncio.sleep(0.05)
-        yield port, process.pid
-    finally:
-        process.terminate()
-        await process.wait()
-
-
-def cpu_s(pid: int) -> float:
-    """CPU seconds that a process has used, all its threads together: by its CPU clock, finer than /proc's ticks."""
-    return time.clock_gettime((~pid << 3) | 2)
-
-
-def rss_mb(pid: int) -> float:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return round(next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 1024, 1)
 
 
 # -- one proxy
@@ -153,10 +97,11 @@ class Bench(msgspec.Struct, kw_only=True):
     """One proxy under load: what it is, what has to be there before an episode, what happens after it."""
 
     target: Target
-    pid: int
+    pids: list[int]
     engine: Engine
     prepare: Prepare
     ended: Ended
+    label: str = ""
 
     async def repeat(self, name: str, calls: int) -> Repeat:
         one, one_cpu_ms = await self.loaded(f"{name}-c1", 1, calls, self.engine)
@@ -179,29 +124,29 @@ class Bench(msgspec.Struct, kw_only=True):
         """What the calls took, and the proxy's CPU milliseconds for each."""
         each = max(1, calls // concurrency // TURNS)
         await self.prepare([episode for worker in range(concurrency) for episode in names(name, worker, each)])
-        before_s = cpu_s(self.pid)
+        before_s = cpu_s(self.pids)
         spent = await load(self.target, name, concurrency, calls, self.ended, engine)
-        return spent, round((cpu_s(self.pid) - before_s) * 1e3 / spent.calls, 3)
+        return spent, round((cpu_s(self.pids) - before_s) * 1e3 / spent.calls, 3)
 
     async def row(self, name: str, options: Options) -> Row:
-        form = "streamed" if self.target.stream else "whole"
+        form = f"{self.label}{'streamed' if self.target.stream else 'whole'}"
         await self.loaded(f"warm-{form}", AT_ONCE, options.calls)
         repeats = [await self.repeat(f"{form}-{number}", options.calls) for number in range(options.repeats)]
         figures = {
             field: statistics.median(getattr(repeat, field) for repeat in repeats) for field in Repeat.__struct_fields__
         }
-        return Row(name=name, figures=figures, repeats=repeats, rss_mb=rss_mb(self.pid))
+        return Row(name=name, figures=figures, repeats=repeats, processes=len(self.pids), rss_mb=rss_mb(self.pids))
 
     async def memory(self, calls: int) -> tuple[int, list[float]]:
         """How many calls were made, at least `calls`, and the proxy's resident megabytes before and meanwhile."""
-        sizes, made = [rss_mb(self.pid)], 0
+        sizes, made = [rss_mb(self.pids)], 0
         episodes = -(-calls // (AT_ONCE * TURNS))
         parts = min(_MEMORY_PARTS, episodes)
         for part in range(parts):
             each = episodes * (part + 1) // parts - episodes * part // parts
             spent, _ = await self.loaded(f"memory-{part}", AT_ONCE, each * AT_ONCE * TURNS)
             made += spent.calls
-            sizes.append(rss_mb(self.pid))
+            sizes.append(rss_mb(self.pids))
         return made, sizes
 
 
@@ -238,9 +183,15 @@ def complete_bodies() -> list[bytes]:
 
 @asynccontextmanager
 async def own_proxy(
-    bus: Bus, folder: Path, nats_url: str, engine_port: int, run: str = RUN, more: Mapping[str, str] = {}
+    bus: Bus,
+    folder: Path,
+    nats_url: str,
+    engine_port: int,
+    run: str = RUN,
+    more: Mapping[str, str] = {},
+    processes: int = 1,
 ) -> AsyncIterator[Bench]:
-    """A proxy of ours for a run that was submitted; `more` is added to its environment."""
+    """A proxy of ours, of one process or several, for a run that was submitted; `more` is added to its environment."""
     bucket = await bus.bucket(KEY_BUCKET)
 
     async def keys(episodes: Sequence[str]) -> None:
@@ -253,28 +204,42 @@ async def own_proxy(
     async def ended(episode: str) -> None:
         await bus.tell(EpisodeEnded(run=run, episode=episode, attempt=0, reason=EndReason.FINISHED))
 
-    async with proxy_process(folder, nats_url, engine_port, run, more) as (port, pid):
+    async with proxy_processes(processes, run, folder, nats_url, engine_port, more) as (port, pids):
         target = Target(
             port=port, path="/ep/{episode}.0/v1/chat/completions", headers={"Authorization": "Bearer of-{episode}"}
         )
         engine = Engine(engine_port, generate_bodies(), _GENERATE)
-        yield Bench(target=target, pid=pid, engine=engine, prepare=keys, ended=ended)
+        yield Bench(target=target, pids=pids, engine=engine, prepare=keys, ended=ended)
 
 
 async def ours(bus: Bus, folder: Path, nats_url: str, engine_port: int, options: Options) -> dict[str, Any]:
     async with own_proxy(bus, folder, nats_url, engine_port) as whole:
         streamed = msgspec.structs.replace(whole, target=msgspec.structs.replace(whole.target, stream=True))
         rows = [await whole.row("openforge", options), await streamed.row("openforge, streamed", options)]
-        for row in rows:
-            row.note = "one process, every turn stored in a stream before its answer ends"
         calls, sizes = await whole.memory(options.memory_calls)
     stored = await bus.link.js.stream_info(stream_of("turn"))
+    async with own_proxy(bus, folder, nats_url, engine_port, processes=options.processes) as many:
+        many.label = "many-"
+        rows.append(await many.row(f"openforge, {options.processes} processes", options))
+    for row in rows:
+        row.note = "every turn stored in a stream before its answer ends"
     return {
         "rows": rows,
+        "floor": await _floor(nats_url, engine_port, options),
         "stored_bytes_per_turn": round(stored.state.bytes / stored.state.messages, 1),
         "memory_calls": calls,
         "rss_mb": sizes,
     }
+
+
+async def _floor(nats_url: str, engine_port: int, options: Options) -> Row:
+    async with floor_processes(options.processes, nats_url, engine_port) as (port, pids):
+        engine = Engine(engine_port, generate_bodies(), _GENERATE)
+        target = Target(port=port, path="/v1/chat/completions")
+        bench = Bench(target=target, pids=pids, engine=engine, prepare=_nothing, ended=_nothing)
+        row = await bench.row("floor", options)
+    row.note = "reads the call, asks the engine, stores 3 kB, answers what was made before"
+    return row
 
 
 async def submitted(bus: Bus, model: Path, run: str = RUN) -> None:
@@ -297,7 +262,7 @@ async def peer_row(peer: Peer, folder: Path, engine_port: int, options: Options)
         python = await installed(peer.name, peer.version, (peer.requirement,), options.peers)
         async with peer_process(peer, python, folder, engine_port) as (target, pid):
             engine = Engine(engine_port, complete_bodies(), _COMPLETE)
-            bench = Bench(target=target, pid=pid, engine=engine, prepare=_nothing, ended=_nothing)
+            bench = Bench(target=target, pids=[pid], engine=engine, prepare=_nothing, ended=_nothing)
             return msgspec.structs.replace(await bench.row(peer.title, options), note=peer.note)
     except (NotMeasured, BadAnswer) as error:
         return Row(name=peer.title, reason=str(error))
@@ -329,7 +294,7 @@ async def stage(chunks: int) -> AsyncIterator[Stage]:
         await server.start()
         try:
             async with (
-                stub_process(model, chunks) as (engine_port, _),
+                stub_process(model, chunks) as engine_port,
                 Bus.connect(BusSettings(url=server.url), name="bench") as bus,
             ):
                 await bus.set_up()
@@ -348,12 +313,17 @@ async def bench(options: Options) -> dict[str, Any]:
 
 
 def report(own: Mapping[str, Any], others: Sequence[Row], options: Options) -> dict[str, Any]:
-    whole: Row = own["rows"][0]
+    whole, many, floor = own["rows"][0], own["rows"][-1], own["floor"]
     sizes: list[float] = own["rss_mb"]
     best = max((row.figures["calls_per_s_c16"] for row in others if row.figures), default=None)
-    wanted = ("added_ms_p50_c1", "added_ms_p99_c1", "cold_ms_p50", "calls_per_s_c16")
+    wanted = ("added_ms_p50_c1", "added_ms_p99_c1", "cold_ms_p50")
     return {
         **{field: whole.figures[field] for field in wanted},
+        "calls_per_s_c16": many.figures["calls_per_s_c16"],
+        "calls_per_s_c16_processes": many.processes,
+        "calls_per_s_c16_one_process": whole.figures["calls_per_s_c16"],
+        "floor_calls_per_s_c16": floor.figures["calls_per_s_c16"],
+        "floor_added_ms_p50_c1": floor.figures["added_ms_p50_c1"],
         "best_peer_calls_per_s_c16": best,
         "stored_bytes_per_turn": own["stored_bytes_per_turn"],
         "rss_growth_mb_10k_calls": round(sizes[-1] - sizes[0], 1) if own["memory_calls"] >= MEMORY_CALLS else None,
@@ -362,7 +332,7 @@ def report(own: Mapping[str, Any], others: Sequence[Row], options: Options) -> d
         "calls": options.calls,
         "repeats": options.repeats,
         "engine_chunks": options.chunks,
-        "rows": [*own["rows"], *others],
+        "rows": [*own["rows"], floor, *others],
     }
 
 
@@ -382,6 +352,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object and nothing else on stdout")
     parser.add_argument("--calls", type=int, default=400, help="calls of a repeat, one at a time; 16 at once: 4 times")
     parser.add_argument("--repeats", type=int, default=5, help="how often everything is measured")
+    parser.add_argument("--processes", type=int, default=2, help="of our proxy at one port, in a row of their own")
     parser.add_argument("--chunks", type=int, default=1, help="pieces in which the engine sends an answer")
     parser.add_argument("--memory-calls", type=int, default=MEMORY_CALLS, help="calls over which memory is watched")
     parser.add_argument("--peers", type=Path, help="measure other proxies too, installed into venvs in this folder")
@@ -389,6 +360,7 @@ def main() -> None:
     options = Options(
         calls=said.calls,
         repeats=said.repeats,
+        processes=said.processes,
         chunks=said.chunks,
         memory_calls=said.memory_calls,
         peers=said.peers and said.peers.resolve(),
