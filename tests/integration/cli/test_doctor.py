@@ -90,11 +90,18 @@ async def test_no_server(tmp_path: Path) -> None:
     await the_fault(Deployment(bus=settings, sandbox=False), "bus", "no NATS server answered", "OPENFORGE_NATS_URL")
 
 
+def stands_still(pid: int) -> bool:
+    """Each of its threads: they stop one by one."""
+    return all(" T " in place.read_text() for place in Path(f"/proc/{pid}/task").glob("*/stat"))
+
+
 async def test_a_server_that_takes_connections_and_says_nothing(world: World) -> None:
     settings = msgspec.structs.replace(world.settings(OPERATOR), connect_timeout_s=1.0)
     os.kill(world.server.pid, signal.SIGSTOP)
     try:
         async with asyncio.timeout(60):
+            while not stands_still(world.server.pid):
+                await asyncio.sleep(0.01)
             found = await faults(deployment(world, bus=settings, run=RUN))
     finally:
         os.kill(world.server.pid, signal.SIGCONT)
