@@ -16,7 +16,7 @@ ASKED = (
     "evaluation.trials=2",
     'evaluation.harnesses=["letters", "letters-script"]',
     "run.name=both",
-    "environment.timeout_s=300",  # what is out of time is told, and would differ from one evaluation to the next
+    "environment.limits.timeout_s=300",  # what is out of time is told, and would differ from one evaluation to the next
 )
 
 

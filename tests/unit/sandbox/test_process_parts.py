@@ -11,6 +11,7 @@ import pytest
 from openforge.sandbox.archive import entries_of_tar, tar_of_entries
 from openforge.sandbox.contract import PathRefused
 from openforge.sandbox.inside.frames import fields_of, frame
+from openforge.sandbox.process.launcher import Stage
 from openforge.sandbox.process.pipes import Drain, Feed
 from openforge.sandbox.process.records import Owner, Record, Records
 from openforge.sandbox.process.seccomp import filter_program
@@ -105,3 +106,28 @@ async def test_a_drain_keeps_the_first_and_last_half_of_its_cap(size: int, cap: 
     head = cap - cap // 2
     assert drain.kept.data[:head] == data[:head]
     assert drain.kept.data[head:] == data[head:][-(kept - head) :] or kept <= head
+
+
+class Unmounted(Stage):
+    """A stage that only says what it would do."""
+
+    def __init__(self) -> None:
+        self.places: dict[str, str] = {}
+        self.dropped: list[str] = []
+
+    def bind(self, real: str) -> str:
+        return real
+
+    def drop(self, real: str) -> None:
+        self.dropped.append(self.places.pop(real))
+
+
+def test_a_host_folder_that_every_sandbox_shows_is_never_dropped_for_others(tmp_path: Path) -> None:
+    stage = Unmounted()
+    folders = [tmp_path / str(number) for number in range(400)]
+    for folder in folders:
+        folder.mkdir()
+        stage.place(str(tmp_path))
+        stage.place(str(folder))
+    assert len(stage.places) == 256
+    assert stage.dropped == [str(folder) for folder in folders[: 401 - 256]]

@@ -43,12 +43,15 @@ class Stage:
         check(_libc.mount(b"tmpfs", folder.encode(), b"tmpfs", 0, b"size=1m,mode=755"), f"mount {folder}")
 
     def place(self, source: str) -> str:
+        """What was used last is dropped last: sandboxes that are just being made still walk there."""
         real = os.path.realpath(source, strict=True)
-        if real not in self.places:
+        place = self.places.pop(real, None)
+        if place is None:
             while len(self.places) >= _MOST_STAGED:
                 self.drop(next(iter(self.places)))
-            self.places[real] = self.bind(real)
-        return self.places[real]
+            place = self.bind(real)
+        self.places[real] = place
+        return place
 
     def bind(self, real: str) -> str:
         self.count += 1
