@@ -25,6 +25,7 @@ BASE = "localhost/openforge-base:latest"
 _EXTRAS = (
     *("proxy", "engine", "learner", "sandbox_manager", "verifier", "scheduler", "cli", "harnesses"),
     "seeing",
+    "s3",
 )
 _PROGRAMS = (
     "base64", "basename", "bash", "cat", "chmod", "chown", "cp", "cut", "date", "dd", "echo", "env", "find", "grep",

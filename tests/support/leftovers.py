@@ -53,15 +53,18 @@ def cgroups_of(word: str) -> list[Path]:
 
 
 def _processes(words: Sequence[str]) -> Iterator[str]:
-    """Those of other programs that only speak of the run, such as this one, are none of it."""
+    """Those of other programs that only speak of the run, such as this one, are none of it. Neither are dead ones,
+    which the first process of the machine has yet to hear of.
+    """
     ours = {os.getpid(), os.getppid()}
     for place in Path("/proc").glob("[0-9]*"):
         try:
             line = (place / "cmdline").read_text(errors="replace").replace("\0", " ")
             groups = (place / "cgroup").read_text()
+            state = (place / "stat").read_text().rpartition(")")[2].split()[0]
         except OSError:
             continue
-        if int(place.name) not in ours and any(word in line or word in groups for word in words):
+        if state not in "ZX" and int(place.name) not in ours and any(word in line or word in groups for word in words):
             yield f"{place.name} {line[:200]}"
 
 
