@@ -1,5 +1,6 @@
 """What runs on this host, by the words of its command line."""
 
+import asyncio
 from pathlib import Path
 
 
@@ -17,3 +18,10 @@ def pids_of(words: str) -> list[int]:
 
 def running(words: str) -> int:
     return len(pids_of(words))
+
+
+async def until_gone(words: str) -> None:
+    """Raises `TimeoutError` where some are still there after a while."""
+    async with asyncio.timeout(20):
+        while pids_of(words):
+            await asyncio.sleep(0.02)

@@ -1,10 +1,8 @@
 """Services of a task come up in the box before anybody needs them, or it is said why not."""
 
-import asyncio
-
 import pytest
 from needed import needs
-from process_watch import running
+from process_watch import until_gone
 from sandbox_drivers import Case
 
 from openforge.sandbox.contract import Box, SandboxDriver
@@ -30,8 +28,7 @@ async def test_a_service_that_answers_its_check_is_there_for_the_next_command(bo
     assert (await box.exec(["/bin/bash", "-c", ask], timeout_s=10)).stdout.endswith(b"ready")
     await services.stop()
     await services.stop()
-    await asyncio.sleep(0.3)
-    assert running("sleep\0007171") == 0
+    await until_gone("sleep\0007171")
 
 
 @pytest.mark.parametrize(
@@ -54,8 +51,7 @@ async def test_a_service_that_does_not_come_up_is_named_with_its_last_words(
 ) -> None:
     with pytest.raises(ServiceFailed, match=f"service {service.name}: .*{why}"):
         await Services(box, longest_s=60.0).start([service])
-    await asyncio.sleep(0.2)
-    assert running("sleep\0007272") == 0
+    await until_gone("sleep\0007272")
 
 
 async def test_a_lost_box_fails_its_services(driver: SandboxDriver, case: Case) -> None:
