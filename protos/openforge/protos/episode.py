@@ -97,8 +97,9 @@ class EpisodeSealed(Fact, frozen=True, kw_only=True, tag=True):
     """The proxy takes no more calls of the attempt, and `turns` are all that it recorded.
 
     `refused` counts the calls that came after the end; `engine_failures` the calls whose answer the
-    harness never got for a reason of ours, `malformed` those that could not be read. `orphaned` are turns whose
-    answer came to a harness that was no longer there, or of which a proxy that died knew what became.
+    harness never got for a reason of ours, `malformed` those that could not be read, `unanswered` those that were
+    called off before the engine had sampled a token. `orphaned` are turns whose answer came to a harness that was no
+    longer there, or of which a proxy that died knew what became.
     """
 
     kind: ClassVar[str] = "episode"
@@ -112,6 +113,7 @@ class EpisodeSealed(Fact, frozen=True, kw_only=True, tag=True):
     engine_failures: int = 0
     malformed: int = 0
     orphaned: tuple[int, ...] = ()
+    unanswered: int = 0
 
     def key(self) -> tuple[str | int, ...]:
         return (self.episode, self.attempt)

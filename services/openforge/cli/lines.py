@@ -68,7 +68,8 @@ def _episode(fact: Fact) -> str:
             return f"{fact.reason} after {fact.agent_s:.1f} s{_because(fact.detail)}"
         case EpisodeSealed():
             refused = f", {fact.refused} calls refused" if fact.refused else ""
-            return f"{len(fact.turns)} turns{refused}"
+            unanswered = f", {fact.unanswered} calls unanswered" if fact.unanswered else ""
+            return f"{len(fact.turns)} turns{refused}{unanswered}"
         case EpisodeFailed():
             return f"{fact.reason}{_because(fact.detail)}"
         case _:

@@ -69,6 +69,7 @@ class Desk:
         self._telling = asyncio.Lock()
         self._ordinal = 0
         self._failed: set[str] = set()
+        self._unanswered: set[str] = set()
         self._told: set[int] = set()
         self._said_read: set[int] = set()
         self._kept: set[str] = set()
@@ -267,8 +268,11 @@ class Desk:
         outcome = call.outcome.exception()
         if outcome is None:
             self._failed.discard(digest)
+            self._unanswered.discard(digest)
         elif isinstance(outcome, Refusal) and outcome.problem is Problem.ENGINE_FAILED:
             self._failed.add(digest)
+        elif isinstance(outcome, Refusal) and outcome.problem is Problem.ENDED and not call.sampled.ids:
+            self._unanswered.add(digest)
         elif isinstance(outcome, Refusal) and outcome.problem is Problem.BAD_REQUEST:
             self.malformed += 1
 
@@ -359,6 +363,7 @@ class Desk:
             engine_failures=len(self._failed),
             malformed=self.malformed,
             orphaned=tuple(turn.number for turn in self._tree.turns if self._is_orphan(turn)),
+            unanswered=len(self._unanswered),
         )
 
     def _is_orphan(self, turn: Turn) -> bool:

@@ -69,16 +69,15 @@ class End(msgspec.Struct, frozen=True, kw_only=True):
 def end_of(outcome: Outcome, turns: int, limits: EpisodeLimits) -> End:
     """`turns` are the model calls recorded for the attempt.
 
-    Whatever happens before the first of them is no doing of the policy.
+    A harness that ends by itself before the first of them does so by no doing of the policy. One that was still at work
+    is out of time, whatever it waited for: a call that has no answer yet is not recorded, so the seal alone says
+    whether it had made one.
     """
     end = _end(outcome, turns, limits)
-    if turns == 0 and end.reason.policy_can_cause:
-        before = (
-            "ended before its first model call" if end.reason is not EndReason.OUT_OF_TIME else "made no model call"
-        )
-        return msgspec.structs.replace(
-            end, reason=EndReason.HARNESS_BROKEN, detail=f"{before} ({end.reason}); {end.detail}"
-        )
+    if turns == 0 and end.reason.policy_can_cause and end.reason is not EndReason.OUT_OF_TIME:
+        said = f"it ended by itself before a model call was answered ({end.reason})"
+        detail = f"{said}; {end.detail}" if end.detail else said
+        return msgspec.structs.replace(end, reason=EndReason.HARNESS_BROKEN, detail=detail)
     return end
 
 

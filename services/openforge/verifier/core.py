@@ -10,6 +10,7 @@ import msgspec
 from openforge.env.verdict import Scored, number
 from openforge.protos import (
     Caller,
+    EndReason,
     EpisodeEnded,
     EpisodeFailed,
     EpisodeRequested,
@@ -21,6 +22,9 @@ from openforge.protos import (
 )
 from openforge.runs.config import TrainingSection
 from openforge.tokens import Conversation, Merged, RecordBroken, merge, rebuild
+
+_BEFORE_AN_ANSWER = frozenset({EndReason.HARNESS_BROKEN, EndReason.OUT_OF_TIME})
+"""How an attempt ends whose first model call has no answer yet."""
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,11 +63,12 @@ class Claimed(msgspec.Struct, frozen=True):
 def record_of(evidence: Evidence, training: TrainingSection = TrainingSection()) -> Record | Failure:
     """The merged turns of an attempt that ended by the policy's doing; otherwise why it failed."""
     ended, sealed = evidence.ended, evidence.sealed
+    if ended.reason in _BEFORE_AN_ANSWER and not evidence.turns and not sealed.turns:
+        return _unanswered(ended, sealed)
     if not ended.reason.policy_can_cause:
         return Failure(FailReason(ended.reason.value), ended.detail)
     if sealed.engine_failures:
-        calls = "call was" if sealed.engine_failures == 1 else "calls were"
-        return Failure(FailReason.ENGINE_FAILED, f"{sealed.engine_failures} model {calls} not answered")
+        return Failure(FailReason.ENGINE_FAILED, _not_answered(sealed.engine_failures))
     try:
         conversation = rebuild(evidence.turns, sealed.turns)
         merged = merge(
@@ -78,6 +83,18 @@ def record_of(evidence: Evidence, training: TrainingSection = TrainingSection())
     if not any(turn.sampled_length or turn.fact.usage is not None for turn in conversation):
         return Failure(FailReason.RECORD_BROKEN, f"the attempt ended as {ended.reason} without a sampled token")
     return Record(conversation, merged)
+
+
+def _unanswered(ended: EpisodeEnded, sealed: EpisodeSealed) -> Failure:
+    """No policy did anything: the engine failed where the proxy took a call, else the harness is broken."""
+    how = ended.detail or f"it ended as {ended.reason}"
+    if waited := sealed.unanswered + sealed.engine_failures:
+        return Failure(FailReason.ENGINE_FAILED, f"{_not_answered(waited)}; {how}")
+    return Failure(FailReason.HARNESS_BROKEN, f"{how}; the proxy took no model call of it")
+
+
+def _not_answered(calls: int) -> str:
+    return f"{calls} model {'call was' if calls == 1 else 'calls were'} not answered"
 
 
 def _context(training: TrainingSection) -> frozenset[Caller]:

@@ -145,6 +145,18 @@ async def test_the_end_calls_off_what_is_being_sampled(proxy: ProxyAtWork, stub_
     assert (await answer).status_code == 409
 
 
+async def test_a_call_that_the_end_finds_without_a_token_is_counted_as_unanswered(
+    proxy: ProxyAtWork, stub_engine: StubEngine
+) -> None:
+    gate = Gate()
+    stub_engine.pace = gate
+    answer = asyncio.create_task(post(proxy.base_url(), bearer(await proxy.key())))
+    await gate.reached.wait()
+    sealed = await proxy.end()
+    assert (sealed.turns, sealed.unanswered, sealed.engine_failures) == ((), 1, 0)
+    assert (await answer).status_code == 409
+
+
 async def test_a_restarted_proxy_goes_on_token_by_token(proxy: ProxyAtWork, stub_engine: StubEngine) -> None:
     stub_engine.script = lambda request: [*(token for letter in "the assistant" for token in stopped(letter)[:-1]), 2]
     key = await proxy.key()

@@ -91,6 +91,23 @@ async def test_a_call_that_nobody_comes_back_for_is_abandoned_after_the_grace_ti
             await asyncio.sleep(0.02)
 
 
+async def test_a_call_that_had_no_token_is_unanswered_until_its_repeat_has_an_answer(
+    idle_proxy: ProxyAtWork, stub_engine: StubEngine
+) -> None:
+    idle_proxy.set(proxy_grace_s=0.1)
+    await idle_proxy.start()
+    key, gate = await idle_proxy.key(), Gate()
+    stub_engine.pace = gate
+    await leave(idle_proxy, key, gate)
+    async with asyncio.timeout(30):
+        while not stub_engine.called_off:
+            await asyncio.sleep(0.02)
+    gate.open()
+    assert (await post(idle_proxy, key)).status_code == 200
+    sealed = await idle_proxy.end()
+    assert (sealed.turns, sealed.unanswered) == ((0,), 0)
+
+
 async def test_a_whole_answer_that_nobody_read_is_abandoned_and_asked_anew(
     idle_proxy: ProxyAtWork, stub_engine: StubEngine
 ) -> None:

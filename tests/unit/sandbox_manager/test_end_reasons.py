@@ -23,7 +23,7 @@ def censored(cause: str) -> Returned:
         (Exited(exit_code=1), 3, EndReason.OUT_OF_TURNS),
         (Exited(exit_code=0), 3, EndReason.FINISHED),
         (Exited(exit_code=124, timed_out=True), 2, EndReason.OUT_OF_TIME),
-        (Exited(exit_code=124, timed_out=True), 0, EndReason.HARNESS_BROKEN),
+        (Exited(exit_code=124, timed_out=True), 0, EndReason.OUT_OF_TIME),
         (Exited(exit_code=-9, out_of_memory=True), 2, EndReason.OUT_OF_MEMORY),
         (Exited(exit_code=0, out_of_memory=True), 2, EndReason.FINISHED),
         (Returned(result=EnvCallResult(status="finished")), 1, EndReason.FINISHED),
@@ -39,7 +39,7 @@ def censored(cause: str) -> Returned:
         (Raised(text="boom"), 0, EndReason.HARNESS_BROKEN),
         (Raised(text="gone", sandbox_lost=True), 1, EndReason.SANDBOX_FAILED),
         (Late(), 2, EndReason.OUT_OF_TIME),
-        (Late(), 0, EndReason.HARNESS_BROKEN),
+        (Late(), 0, EndReason.OUT_OF_TIME),
         (Broke(reason=EndReason.HOST_LOST, text=""), 2, EndReason.HOST_LOST),
     ],
 )

@@ -60,6 +60,26 @@ def test_a_sealed_turn_that_is_not_there_is_a_failure() -> None:
     assert failure == Failure(FailReason.RECORD_BROKEN, "turn 2 is sealed but was not recorded")
 
 
+@pytest.mark.parametrize("calls", [{"unanswered": 1}, {"engine_failures": 1}])
+@pytest.mark.parametrize("reason", [EndReason.OUT_OF_TIME, EndReason.HARNESS_BROKEN])
+def test_an_engine_that_never_answered_is_the_cause_however_the_wait_ended(
+    reason: EndReason, calls: dict[str, int]
+) -> None:
+    failure = record_of(_evidence(reason, turns=[], **calls))
+    assert failure == Failure(FailReason.ENGINE_FAILED, f"1 model call was not answered; it ended as {reason}")
+
+
+@pytest.mark.parametrize("reason", [EndReason.OUT_OF_TIME, EndReason.HARNESS_BROKEN])
+def test_a_harness_that_never_called_is_broken(reason: EndReason) -> None:
+    failure = record_of(_evidence(reason, turns=[]))
+    detail = f"it ended as {reason}; the proxy took no model call of it"
+    assert failure == Failure(FailReason.HARNESS_BROKEN, detail)
+
+
+def test_time_that_ran_out_while_the_policy_spoke_is_a_record() -> None:
+    assert isinstance(record_of(_evidence(EndReason.OUT_OF_TIME, turns=TURNS[:1], unanswered=1)), Record)
+
+
 def test_an_attempt_without_one_sampled_token_is_a_broken_record() -> None:
     failure = record_of(_evidence(turns=[]))
     assert isinstance(failure, Failure)
