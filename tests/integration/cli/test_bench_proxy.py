@@ -55,6 +55,5 @@ def test_the_best_peer_is_the_one_with_the_most_calls() -> None:
     others = [Row(name=str(rate), figures=figures | {"calls_per_s_c16": rate}) for rate in (2.0, 3.0, 1.0)]
     told = report(own | {"stored_bytes_per_turn": 1.0, "memory_calls": 10_080}, others, Options())
     assert told["best_peer_calls_per_s_c16"] == 3.0
-    assert (told["calls_per_s_c16"], told["calls_per_s_c16_processes"]) == (12.0, 2)
-    assert told["calls_per_s_c16_one_process"] == 9.0
+    assert (told["calls_per_s_c16"], told["calls_per_s_c16_many"], told["many"]) == (9.0, 12.0, 2)
     assert told["rss_growth_mb_10k_calls"] == 1.5

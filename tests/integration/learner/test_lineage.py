@@ -189,6 +189,16 @@ async def test_a_run_goes_on_with_another_number_of_ranks(bus: Bus, bus_settings
     assert "computing again" not in learner.log(), "each began with what the one before had saved"
 
 
+async def test_a_rank_that_dies_before_all_have_met_ends_rank_0_too(
+    bus: Bus, bus_settings: BusSettings, tmp_path: Path
+) -> None:
+    config = run_config(tiny_model(tmp_path), learner={"world_size": 2})
+    await submit(bus, config)
+    learner = await LearnerProcess(bus_settings, tmp_path / "home", config.run.name).start()
+    assert await learner.kill_follower() == 1
+    assert '"event":"rank ended"' in learner.log()
+
+
 async def is_gone(pid: int) -> bool:
     return not Path(f"/proc/{pid}").exists()
 

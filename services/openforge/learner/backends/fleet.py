@@ -1,7 +1,7 @@
 """One backend over several processes: rank 0 decides, the others follow.
 
 Promises: every collective begins with a broadcast of what is to be done, so no rank waits for one that
-does something else; followers end with rank 0.
+does something else; followers end with rank 0, and rank 0 with any of them that ends before it is told to.
 
 Under torchrun the ranks exist already. Otherwise rank 0 starts the others beside itself on this machine.
 """
@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -22,9 +23,13 @@ from openforge.learner.backends.contract import BackendRefused, StepStats
 from openforge.learner.packing import TrainSequence
 from openforge.runs import RunConfig, config_of
 from openforge.runs.load import canonical
+from openforge.service import FAILED, log
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+_GRACE_S = 10.0
+"""So long rank 0 has to find out by itself, and to say more, that a rank is gone or refuses its settings."""
 
 IDLE = timedelta(days=30)
 """How long a follower waits for the next command: pauses of a run are no failure."""
@@ -41,6 +46,9 @@ class Fleet:
         from openforge.learner.backends.choose import backend_of_rank
 
         self._children = _start_others(config.learner.world_size)
+        self._closing = threading.Event()
+        for rank, child in enumerate(self._children, start=1):
+            threading.Thread(target=self._watch, args=(rank, child), daemon=True).start()
         _join()
         _broadcast(canonical(config)[0])
         self._own = backend_of_rank(config)
@@ -74,9 +82,17 @@ class Fleet:
         _broadcast(("load", (folder,)))
         self._own.load(folder)
 
+    def _watch(self, rank: int, child: subprocess.Popen[bytes]) -> None:
+        """A rank that is gone before all have met is waited for in C++ as long as `IDLE`: nothing else would end us."""
+        code = child.wait()
+        if not self._closing.wait(_GRACE_S):
+            log.error("rank ended", rank=rank, exit_code=code)
+            os._exit(FAILED)
+
     def close(self) -> None:
         import torch.distributed as dist
 
+        self._closing.set()
         _broadcast(("close", ()))
         dist.barrier()
         dist.destroy_process_group()
