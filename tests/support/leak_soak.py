@@ -25,13 +25,11 @@ from leftovers import left_by
 from stub_chat import StubChat, stub_chat
 
 from openforge.cli.home import Home
-from openforge.cli.soak import Disturbed, RunEnded, commit, disturbed, ledger_of_home
+from openforge.cli.soak import Disturbed, Pace, RunEnded, commit, disturbed, ledger_of_home
 
 MANAGER, NATS, DAEMON = "sandbox_manager", "nats", "daemon"
 ENVIRONMENT = Path(__file__).parent / "short_env"
 TRIALS = 4
-QUICK_S, MOST_QUICK = 21.0, 3
-"""A supervisor takes six deaths in a row, each within 20 s of the start, for a fault: so many of ours may be."""
 
 RUN_FILE = f"""
 [run]
@@ -114,7 +112,7 @@ async def _kill(
     plan: list[tuple[int, str]],
 ) -> None:
     """Each target when so many model calls were made."""
-    pace = {target: _Pace() for target in (MANAGER, NATS, DAEMON)}
+    pace = {target: Pace() for target in (MANAGER, NATS, DAEMON)}
     for when, target in plan:
         while len(chat.requests) < when or not pace[target].may():
             if running.process.returncode is not None:
@@ -127,22 +125,6 @@ async def _kill(
             return
         pace[target].note()
         print(f"{kill.after_s:7.1f} s  {len(chat.requests)} calls  killed {target}", file=sys.stderr, flush=True)
-
-
-class _Pace:
-    """Of the kills of one process."""
-
-    def __init__(self) -> None:
-        self._last = 0.0
-        self._quick = 0
-
-    def may(self) -> bool:
-        return self._quick < MOST_QUICK or time.monotonic() - self._last > QUICK_S
-
-    def note(self) -> None:
-        now = time.monotonic()
-        self._quick = self._quick + 1 if now - self._last < QUICK_S else 0
-        self._last = now
 
 
 def _overrides(url: str, mark: str, episodes: int) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ import typer
 
 from openforge.cli.home import Home
 from openforge.cli.local import SERVICES as SERVICES
+from openforge.cli.supervise import Policy
 
 ENV_HOST = "env_host"
 FOLLOWER = "learner_rank_1"
@@ -30,8 +31,30 @@ TWO_RANKS = "learner.world_size=2"
 """The override that gives a run the target `FOLLOWER`."""
 
 
+_PATIENCE = Policy()
+_QUICK_S = _PATIENCE.quick_s + _PATIENCE.longest_pause_s + 1.0
+_MOST_QUICK = _PATIENCE.quick_deaths - 3
+
+
 class RunEnded(Exception):
     """The run ended before it could be disturbed."""
+
+
+class Pace:
+    """Of the kills of one process: its supervisor takes too many deaths in a row, each soon after a start, for a fault,
+    and not all of these are to be ours."""
+
+    def __init__(self) -> None:
+        self._last = -_QUICK_S
+        self._quick = 0
+
+    def may(self) -> bool:
+        return self._quick < _MOST_QUICK or time.monotonic() - self._last > _QUICK_S
+
+    def note(self) -> None:
+        now = time.monotonic()
+        self._quick = self._quick + 1 if now - self._last < _QUICK_S else 0
+        self._last = now
 
 
 class Kill(msgspec.Struct, frozen=True, kw_only=True):
@@ -186,12 +209,17 @@ async def soak(run_file: Path, runs: Path, kills: int, seed: int, pause_s: tuple
     done: list[Kill] = []
     while len(done) < kills:
         name = f"soak-{seed}-{len(ended)}"
+        pace = {target: Pace() for target in TARGETS}
+        pace[FOLLOWER] = pace["learner"]  # which ends with it
         async with disturbed(run_file, runs, name, (f"run.seed={seed + len(ended)}", TWO_RANKS)) as run:
             try:
                 await run.version_reached(0, wait_s=180)
                 while len(done) + len(run.kills) < kills:
                     await asyncio.sleep(rng.uniform(*pause_s))
-                    kill = await run.kill(rng.choice(TARGETS))
+                    if not (targets := [target for target in TARGETS if pace[target].may()]):
+                        continue
+                    kill = await run.kill(rng.choice(targets))
+                    pace[kill.target].note()
                     typer.echo(f"{name} {kill.after_s:7.1f} s  v{kill.version}  killed {kill.target}", err=True)
             except RunEnded:
                 pass
