@@ -91,7 +91,7 @@ class Talk:
             "r", "e", 0, len(self.facts), placement, sampled, reply, asked, status, Timing(received_at=0.0)
         )
         self.facts.append(fact)
-        return self.tree.add(fact, placement, reply)
+        return self.tree.add(self.tree.made(fact, placement, reply))
 
     def ask(
         self,

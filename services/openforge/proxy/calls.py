@@ -16,7 +16,7 @@ from openforge.bus import BusError, Zombie
 from openforge.chat.contract import Guide
 from openforge.chat.decoding import IncrementalText, SafeAnswer
 from openforge.chat.dialect import Problem, Request
-from openforge.protos import EngineIdentity, FinishReason, Sampling, Timing, TurnStatus, VersionSpan
+from openforge.protos import EngineIdentity, FinishReason, Sampling, Timing, TurnRecorded, TurnStatus, VersionSpan
 from openforge.proxy.context import Context
 from openforge.proxy.core import OpenCall, Placement, Sampled, Turn
 from openforge.proxy.foreign import Foreign, TooLong
@@ -68,7 +68,7 @@ Record = Callable[["Call", TurnStatus], Awaitable[Turn]]
 
 
 class Call:
-    """`reasoning` and `text` are what may be shown already; `outcome` comes when the turn is told."""
+    """`reasoning` and `text` are what may be shown already; `outcome` comes when the turn is told, which is `told`."""
 
     def __init__(self, context: Context, order: Order, record: Record, leave: Callable[["Call"], None]) -> None:
         self.order = order
@@ -77,6 +77,7 @@ class Call:
         self.sampled = Sampled()
         self.reasoning = self.text = ""
         self.shown = False
+        self.told: TurnRecorded | None = None
         self.outcome: asyncio.Future[Turn] = asyncio.get_running_loop().create_future()
         self.outcome.add_done_callback(lambda outcome: outcome.cancelled() or outcome.exception())
         self._context = context

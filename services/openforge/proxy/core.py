@@ -6,6 +6,7 @@ No clock, socket or await in here.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -55,6 +56,15 @@ __all__ = [
 _MESSAGES = msgspec.json.Decoder(tuple[Message, ...])
 _MESSAGE = msgspec.json.Decoder(Message)
 _TOOLS = msgspec.json.Decoder(tuple[Tool, ...])
+
+
+class Made(NamedTuple):
+    """A turn that is not in the tree yet, the chain `after` its reply, and its ids as `written`."""
+
+    turn: Turn
+    after: Chain
+    question: Question
+    written: bytes
 
 
 class PromptTooLong(ValueError):
@@ -163,9 +173,9 @@ class Attempt:
         begun = self._written.of(parent.number) if parent and placement.prefix == parent.length else None
         return joined(begun, written(placement.suffix)) if begun else written(placement.prompt)
 
-    def add(self, fact: TurnRecorded, placement: Placement, reply: Message, prompt: bytes = b"") -> Turn:
-        """The turn that `fact` told. `prompt` is its prompt as `written`, where that is at hand."""
-        self._written.keep(fact.turn, joined(prompt or self.written(placement), written(fact.sampled)))
+    def made(self, fact: TurnRecorded, placement: Placement, reply: Message, prompt: bytes = b"") -> Made:
+        """What `add` takes for `fact`. `prompt` is its prompt as `written`, where that is at hand."""
+        text = joined(prompt or self.written(placement), written(fact.sampled))
         chain = placement.question.chain.copy()
         chain.add(reply)
         turn = Turn(
@@ -189,8 +199,13 @@ class Attempt:
             caller=fact.caller,
             usage=fact.usage,
         )
-        self._index(turn, chain, placement.question)
-        return turn
+        return Made(turn, chain, placement.question, text)
+
+    def add(self, made: Made) -> Turn:
+        """The turn, now that it is told."""
+        self._written.keep(made.turn.number, made.written)
+        self._index(made.turn, made.after, made.question)
+        return made.turn
 
     def restore(self, facts: Sequence[TurnRecorded]) -> None:
         """The tree as it was, from all the turns that were told, in any order.
@@ -219,7 +234,7 @@ class Attempt:
                 same_tools=not fact.tools,
                 caller=fact.caller,
             )
-            self.add(fact, placement, reply)
+            self.add(self.made(fact, placement, reply))
             for number in fact.read:
                 self.turns[number].received = True
 

@@ -50,6 +50,12 @@ _LONG = 8_000
 """Characters that take longer to tokenise than to hand to a thread."""
 
 
+async def _on_its_way() -> None:
+    """What was begun has written to its socket: it runs, then whoever flushes for it."""
+    for _ in range(2):
+        await asyncio.sleep(0)
+
+
 def ended(name: str) -> Refusal:
     return Refusal(Problem.ENDED, f"attempt {name} has ended: it takes no more model calls")
 
@@ -258,6 +264,9 @@ class Desk:
         attempt = tracing.of_attempt(self._run, self._episode, self._attempt)
         with tracing.span("model call", attempt, run=self._run, attempt=self._name, dialect=call.order.dialect):
             await call.live()
+            if call.told is not None:
+                await asyncio.sleep(0)  # those who wait for the answer come first
+                self._say(call.told, call.order.placement.prompt_tokens)
 
     def _leave(self, call: Call) -> None:
         del self._calls[id(call.entry)]
@@ -312,29 +321,35 @@ class Desk:
         if images := images_of(question.messages[placement.kept :]):
             await self._keep(order.pictures)
             fact = msgspec.structs.replace(fact, images=images)
+        telling = asyncio.create_task(self._context.bus.tell(fact))
+        await _on_its_way()
+        made = self._tree.made(fact, placement, reply, order.prompt)  # while the stream stores it
         try:
-            await self._context.bus.tell(fact)
+            await telling
         except AlreadyTold as error:
             if not error.same:
                 raise
+        call.told = fact
+        self._told.add(fact.turn)
+        self._said_read.update(fact.read)
+        turn = self._tree.add(made)
+        turn.cached_tokens = call.sampled.cached_tokens
+        return turn
+
+    def _say(self, fact: TurnRecorded, prompt_tokens: int) -> None:
         log.info(
             "turn recorded",
             episode=self._episode,
             attempt=self._attempt,
             turn=fact.turn,
             cause=fact.cause,
-            status=status,
+            status=fact.status,
             finish=fact.finish,
-            prompt_tokens=placement.prompt_tokens,
+            prompt_tokens=prompt_tokens,
             sampled_tokens=fact.sampled_tokens(),
             s=fact.timing.recorded_s,
         )
         tracing.note(turn=fact.turn, sampled_tokens=fact.sampled_tokens(), first_token_s=fact.timing.first_token_s)
-        self._told.add(fact.turn)
-        self._said_read.update(fact.read)
-        turn = self._tree.add(fact, placement, reply, order.prompt)
-        turn.cached_tokens = call.sampled.cached_tokens
-        return turn
 
     def _newly_read(self, placement: Placement) -> tuple[int, ...]:
         """Answers that were read and are not said to be; the one that this turn goes on from goes without saying."""
