@@ -7,6 +7,7 @@ manager quietly put there instead of the pinned version is refused; every sandbo
 import fcntl
 import os
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -227,15 +228,25 @@ def _apt(program: str, package: str) -> None:
 def _run(argv: Sequence[str], complaint: str, env: Mapping[str, str] | None = None) -> str:
     """Standard output of a program that goes well; raises `CannotInstall` with its last words."""
     try:
-        done = subprocess.run(
-            argv, env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT_S, check=False
-        )
+        code, out, err = _to_its_end(argv, env)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise CannotInstall(f"{complaint}: {error}") from error
-    if done.returncode:
-        last = (done.stderr or done.stdout).decode(errors="replace").strip().splitlines()[-5:]
-        raise CannotInstall(f"{complaint}: {' | '.join(last) or f'exit code {done.returncode}'}. Is the network there?")
-    return done.stdout.decode(errors="replace")
+    if code:
+        last = (err or out).decode(errors="replace").strip().splitlines()[-5:]
+        raise CannotInstall(f"{complaint}: {' | '.join(last) or f'exit code {code}'}. Is the network there?")
+    return out.decode(errors="replace")
+
+
+def _to_its_end(argv: Sequence[str], env: Mapping[str, str] | None) -> tuple[int, bytes, bytes]:
+    """Exit code and output of a program. Whatever keeps us from waiting for it ends it and its children."""
+    pipe, null = subprocess.PIPE, subprocess.DEVNULL
+    with subprocess.Popen(argv, env=env, stdin=null, stdout=pipe, stderr=pipe, start_new_session=True) as process:
+        try:
+            out, err = process.communicate(timeout=_TIMEOUT_S)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    return process.returncode, out, err
 
 
 def _said(argv: Sequence[str], env: Mapping[str, str] | None = None) -> str:

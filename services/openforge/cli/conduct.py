@@ -8,7 +8,7 @@ import asyncio
 import os
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 
 import msgspec
 
@@ -52,13 +52,14 @@ async def conduct(
     look: Callable[[Watch], None],
     dress: Dress = as_it_is,
     finish: Finish = write_summary_and_report,
+    stopped: asyncio.Event | None = None,
 ) -> Outcome:
     """Start or resume the run and return when it ended; `look` is called whenever something may have changed.
 
-    `dress` may change how a service is started; `finish` reads the streams when the run is over. Raises `GaveUp` where
-    the server of the bus cannot be kept running.
+    `dress` may change how a service is started; `finish` reads the streams when the run is over. `stopped` asks it to
+    end; without one it listens for signals itself. Raises `GaveUp` where the server of the bus cannot be kept running.
     """
-    async with bus_at_home(home) as (bus, ports, watch, stopped):
+    async with bus_at_home(home, stopped) as (bus, ports, watch, stopped):
         await submit(bus, config)
         watch.progress = Progress()
         async with _services(config, home, ports, watch, dress):
@@ -88,12 +89,15 @@ async def stand_by(config: RunConfig, home: Home, say: Callable[[str], None]) ->
 
 
 @asynccontextmanager
-async def bus_at_home(home: Home) -> AsyncIterator[tuple[Bus, Ports, Watch, asyncio.Event]]:
-    """The run's own server and a connection to it, for the time of the block."""
+async def bus_at_home(
+    home: Home, asked: asyncio.Event | None = None
+) -> AsyncIterator[tuple[Bus, Ports, Watch, asyncio.Event]]:
+    """The run's own server and a connection to it, for the time of the block; signals set the last of the four, unless
+    the caller listens for them and sets `asked`."""
     home.make()
-    ports, stopped = Ports.free(), asyncio.Event()
+    ports, stopped = Ports.free(), asked or asyncio.Event()
     watch = Watch(progress=Progress(), processes=[])
-    with signals(stopped):
+    with signals(stopped) if asked is None else nullcontext():
         server = Supervisor([_server_spec(home, ports)], on_change=lambda _: _tell_pids(home, watch))
         watch.processes.extend(server.processes)
         try:

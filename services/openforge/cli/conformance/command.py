@@ -2,17 +2,20 @@
 
 import asyncio
 import os
+import signal
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
-import msgspec
 import typer
 
-from openforge.cli.conformance.page import write_page
+from openforge.cli.conformance.apart import Interrupted
+from openforge.cli.conformance.figures import Figures
+from openforge.cli.conformance.page import said, write_page
 from openforge.cli.conformance.row import Row
 from openforge.cli.home import Unusable
-from openforge.cli.reach import BAD_USE, fail
+from openforge.cli.reach import BAD_USE, Unreachable, fail
 from openforge.cli.supervise import GaveUp
 from openforge.harnesses import ALL, CannotInstall, Harness, UnknownHarness, find, install, is_installed
 from openforge.models import get
@@ -25,6 +28,7 @@ MODEL = "tiny-long"
 REAL_MODEL = "smollm2-135m"
 REAL = ("pi", "mini-swe-agent")
 TIMEOUT_S = 300.0
+INTERRUPTED = 130
 
 Names = Annotated[list[str] | None, typer.Argument(help="Harnesses of the table; all where none is named.")]
 
@@ -33,6 +37,10 @@ def conformance(
     names: Names = None,
     fast: Annotated[bool, typer.Option("--fast", help="The subset of CI, with faults on the line.")] = False,
     faults: Annotated[bool, typer.Option("--faults", help="Break the line between harness and proxy too.")] = False,
+    only: Annotated[list[str] | None, typer.Option(help="A scenario; those that are not named are left out.")] = None,
+    judge: Annotated[
+        bool, typer.Option("--judge", help="Judge what was hosted last, however that ended, and host nothing.")
+    ] = False,
     real: Annotated[
         bool, typer.Option("--real", help="SmolLM2 says what it likes: pi, mini-swe-agent, a small script.")
     ] = False,
@@ -41,33 +49,54 @@ def conformance(
     out: Annotated[Path, typer.Option(help="The figures, one object a line of the table.")] = Path(
         "build/conformance.json"
     ),
-    docs: Annotated[Path | None, typer.Option(help="Write the table into this page too.")] = None,
+    docs: Annotated[Path | None, typer.Option(help="Write the table into this page too; for all harnesses.")] = None,
     timeout_s: Annotated[float, typer.Option(help="What one harness may take for the job.")] = TIMEOUT_S,
 ) -> None:
     """Run real harnesses, unmodified, through the real services and check every token.
 
     Each is installed if need be (all together: 5 GB) and does a small job whose replies are scripted, while the
-    log-probs are true. Exit codes: 0 all are ok, 1 some are not, 2 there is no such harness.
+    log-probs are true. The figures are written after each job that was judged; Ctrl-C ends everything and keeps them.
+    Exit codes: 0 all are ok, 1 some are not, 2 there is no such harness or scenario, 130 interrupted.
     """
     harnesses = _chosen(names or [], fast)
+    if docs is not None and (names or fast or only or real):
+        fail("--docs writes the whole table: leave out names, --fast, --only and --real", BAD_USE)
     if show:
         typer.echo("\n".join(map(_listed, harnesses)))
         return
-    if install_only:
-        broken = [why for harness in harnesses if (why := _installed(harness))]
-        raise typer.Exit(1 if broken else 0)
-    scenarios = ("plain", "faults") if faults or fast else ("plain",)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # where no event loop listens, as Ctrl-C
+    jobs = [] if real else _jobs(harnesses, faults or fast, only or [])
+    figures = Figures(out, [(harness.name, scenario) for harness, scenario in jobs])
     try:
-        rows = _real_rows(out, timeout_s) if real else _rows(harnesses, scenarios, out, timeout_s)
-    except (ModelUnavailable, GaveUp, Unusable) as error:
+        if install_only:
+            broken = [why for harness in harnesses if (why := _installed(harness))]
+            raise typer.Exit(1 if broken else 0)
+        if real:
+            _real_rows(figures, timeout_s)
+        else:
+            _rows(figures, jobs, timeout_s, judge=judge)
+    except Interrupted:
+        _leave(figures)
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+    except (ModelUnavailable, GaveUp, Unusable, Unreachable) as error:
         fail(str(error))
-    _write(out, rows)
     if docs is not None:
-        write_page(docs, rows)
-    bad = [f"{row.harness} ({row.scenario})" for row in rows if not row.ok]
-    typer.echo(f"{len(rows) - len(bad)} of {len(rows)} ok, figures in {out}")
+        write_page(docs, figures.rows)
+    bad = [f"{row.harness} ({row.scenario})" for row in figures.rows if not row.ok]
+    typer.echo(f"{len(figures.rows) - len(bad)} of {len(figures.rows)} ok, figures in {out}")
     if bad:
         fail(f"not ok: {', '.join(bad)}")
+
+
+def _leave(figures: Figures) -> NoReturn:
+    """At once: a forward pass may still be at work in a thread, and nothing else of ours is."""
+    where = f", figures in {figures.out}" if figures.rows else ""
+    typer.echo(
+        f"interrupted: {len(figures.rows)} jobs have a line{where}; --judge goes on with what was hosted", err=True
+    )
+    sys.stdout.flush()
+    os._exit(INTERRUPTED)
 
 
 def _chosen(names: Sequence[str], fast: bool) -> list[Harness]:
@@ -76,6 +105,15 @@ def _chosen(names: Sequence[str], fast: bool) -> list[Harness]:
     except UnknownHarness as error:
         fail(str(error), BAD_USE)
     return [harness for harness in named if harness.fast or not fast]
+
+
+def _jobs(harnesses: Sequence[Harness], faults: bool, only: Sequence[str]) -> list[tuple[Harness, str]]:
+    """Each harness in each of its scenarios; with faults on the line only where that is asked for."""
+    jobs = [(harness, scenario) for harness in harnesses for scenario in ("plain", "faults", *harness.more)]
+    if unknown := set(only) - {scenario for _, scenario in jobs}:
+        fail(f"there is no scenario {', '.join(sorted(unknown))} for what was chosen", BAD_USE)
+    chosen = set(only) or {scenario for _, scenario in jobs} - (set() if faults else {"faults"})
+    return [(harness, scenario) for harness, scenario in jobs if scenario in chosen]
 
 
 def _listed(harness: Harness) -> str:
@@ -93,49 +131,43 @@ def _installed(harness: Harness) -> str:
     return ""
 
 
-def _rows(harnesses: Sequence[Harness], scenarios: Sequence[str], out: Path, timeout_s: float) -> list[Row]:
-    """A line for each harness and scenario, whatever became of it."""
-    jobs = [(harness, scenario) for harness in harnesses for scenario in (*scenarios, *harness.more)]
-    broken = {harness.name: why for harness in harnesses if (why := _installed(harness))}
+def _rows(figures: Figures, jobs: Sequence[tuple[Harness, str]], timeout_s: float, *, judge: bool) -> None:
+    """A line for each job, whatever became of it."""
+    harnesses = {} if judge else {harness.name: harness for harness, _ in jobs}
+    broken = {name: why for name, harness in harnesses.items() if (why := _installed(harness))}
+    for harness, scenario in jobs:
+        if harness.name in broken:
+            figures.add(_nothing(harness, scenario, broken[harness.name]))
     tasks = [f"{harness.name}_{scenario}" for harness, scenario in jobs if harness.name not in broken]
-    rows: list[Row] = []
-    if tasks:
-        rows = asyncio.run(_host(MODEL, out).scripted(tasks, timeout_s=timeout_s))
-    told = {(row.harness, row.scenario) for row in rows}
-    rows += [
-        _nothing(harness, scenario, broken.get(harness.name, "its job did not begin"))
-        for harness, scenario in jobs
-        if (harness.name, scenario) not in told
-    ]
-    order = [(harness.name, scenario) for harness, scenario in jobs]
-    return sorted(rows, key=lambda row: order.index((row.harness, row.scenario)))
+    if judge:
+        asyncio.run(_host(MODEL, figures).again(tasks))
+    elif tasks:
+        asyncio.run(_host(MODEL, figures).scripted(tasks, timeout_s=timeout_s))
+    told = {(row.harness, row.scenario) for row in figures.rows}
+    for harness, scenario in jobs:
+        if (harness.name, scenario) not in told:
+            figures.add(_nothing(harness, scenario, "its job did not begin"))
 
 
-def _real_rows(out: Path, timeout_s: float) -> list[Row]:
+def _real_rows(figures: Figures, timeout_s: float) -> None:
     """A real model does what it likes in them: nothing may crash, and what is recorded must be true."""
     for name in REAL:
         if why := _installed(find(name)):
             fail(why)
-    return asyncio.run(_host(REAL_MODEL, out).real([f"{name}_real" for name in REAL], timeout_s=timeout_s))
+    asyncio.run(_host(REAL_MODEL, figures).real([f"{name}_real" for name in REAL], timeout_s=timeout_s))
 
 
-def _host(model: str, out: Path) -> "Host":
+def _host(model: str, figures: Figures) -> "Host":
     from openforge.cli.conformance.run import Host
 
-    os.environ["OPENFORGE_RUNS"] = str(_runs(out))
-    return Host(get(model), _runs(out), typer.echo)
+    def show(row: Row) -> None:
+        typer.echo(said(row))
+        figures.add(row)
 
-
-def _runs(out: Path) -> Path:
-    return out.absolute().parent / "conformance"
+    runs = figures.out.absolute().parent / "conformance"
+    os.environ["OPENFORGE_RUNS"] = str(runs)
+    return Host(get(model), runs, typer.echo, show)
 
 
 def _nothing(harness: Harness, scenario: str, note: str) -> Row:
     return Row(harness=harness.name, version=harness.version, dialect=harness.dialect, scenario=scenario, note=note)
-
-
-def _write(out: Path, rows: Sequence[Row]) -> None:
-    out.parent.mkdir(parents=True, exist_ok=True)
-    scratch = out.with_suffix(".tmp")
-    scratch.write_bytes(msgspec.json.format(msgspec.json.encode(rows), indent=1) + b"\n")
-    scratch.replace(out)

@@ -1,13 +1,16 @@
 """Harnesses in one run: bus, services, sandbox, all as in any run, with the script before the engine.
 
-Promises: when it returns nothing of the run is at work; a run that cannot be made says why in its line.
+Promises: when it returns nothing of the run is at work; a run that cannot be made says why in its line; a signal ends
+it, whatever it is doing, and the lines that were shown stand.
 """
 
+import asyncio
 import os
 import shutil
 import signal
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -16,13 +19,13 @@ from openforge.bus import CAUGHT_UP
 from openforge.chat.chatml import load_tokenizer
 from openforge.chat.renderers import load_renderer
 from openforge.cli.conduct import Dress, as_it_is, conduct
+from openforge.cli.conformance.apart import Interrupted, unless_stopped
 from openforge.cli.conformance.line import Fault, Line
-from openforge.cli.conformance.page import said
 from openforge.cli.conformance.prompter import Prompter
 from openforge.cli.conformance.row import Evidence, Row, gathered, row_of
 from openforge.cli.conformance.script import Script
 from openforge.cli.conformance.truth import Reading
-from openforge.cli.follow import Watch
+from openforge.cli.follow import Watch, signals
 from openforge.cli.home import Home
 from openforge.cli.local import Ports
 from openforge.cli.reach import bus_of
@@ -42,6 +45,7 @@ from openforge.runs.config import (
     TrainingSection,
 )
 
+SCRIPTED = "conformance"
 RENDERER = "chatml-hermes"
 SCRIPTED_CONTEXT = 65536
 HARNESS_CONTEXT = 60_000
@@ -53,54 +57,75 @@ _KINDS = ("episode", "turn", "trajectory")
 
 
 class Host:
-    """Runs harnesses with the weights in `weights`, which stay as they are."""
+    """Runs harnesses with the weights in `weights`, which stay as they are. A line goes to `show` as soon as it is
+    known; what else is to be said goes to `say`. Its methods raise `Interrupted` on Ctrl-C and SIGTERM."""
 
-    def __init__(self, weights: Path, runs: Path, say: Callable[[str], None]) -> None:
+    def __init__(self, weights: Path, runs: Path, say: Callable[[str], None], show: Callable[[Row], None]) -> None:
         self._weights = weights
         self._runs = runs
         self._say = say
+        self._show = show
+        self._stopped = asyncio.Event()
         self._tokenizer = load_tokenizer(weights)
         self._reading = Reading(load_renderer(RENDERER, str(weights)), self._tokenizer)
 
-    async def scripted(self, tasks: Sequence[str], *, timeout_s: float) -> list[Row]:
-        """A line for each task of the environment `conformance`, said as soon as it is known."""
-        home = self._home("conformance")
+    async def scripted(self, tasks: Sequence[str], *, timeout_s: float) -> None:
+        """A line for each task of the environment `conformance`."""
+        home = self._emptied(SCRIPTED)
         prompter = Prompter(Script(self._tokenizer))
         line = Line(home.sockets / "line" / "proxy.sock", home.sockets / "proxy.sock", lambda: _kill_proxy(home))
         config = self._config(home.run, _each(tasks, timeout_s), context=SCRIPTED_CONTEXT, max_tokens=2048)
-        async with prompter.serving(), line.open():
-            await self._conducted(config, home, _dressed(prompter, home))
-        return [self._row(episode, line.struck[episode.requested.episode]) for episode in await _episodes(home)]
+        with signals(self._stopped):
+            async with prompter.serving(), line.open():
+                try:
+                    await self._conducted(config, home, _dressed(prompter, home))
+                finally:
+                    _struck(home).write_bytes(msgspec.json.encode(line.struck))
+            await self._judged(home)
 
-    async def real(self, tasks: Sequence[str], *, timeout_s: float) -> list[Row]:
+    async def again(self, tasks: Sequence[str]) -> None:
+        """A line for each of these tasks that `scripted` hosted last, however that ended. Nothing is hosted."""
+        with signals(self._stopped):
+            await self._judged(Home(SCRIPTED, self._runs), tasks)
+
+    async def real(self, tasks: Sequence[str], *, timeout_s: float) -> None:
         """The same with a model that says what it likes, and the small harness of the environment `shell`."""
-        rows = []
-        for name, environment in (("real", _each(tasks, timeout_s)), ("real-small", _small(timeout_s))):
-            home = self._home(f"conformance-{name}")
-            short = msgspec.structs.replace(
-                environment, limits=msgspec.structs.replace(environment.limits, turns=REAL_TURNS)
-            )
-            config = self._config(home.run, short, context=REAL_CONTEXT, max_tokens=REAL_TOKENS)
-            await self._conducted(config, home)
-            rows += [self._row(episode, Counter()) for episode in await _episodes(home)]
-        return rows
+        with signals(self._stopped):
+            for name, environment in (("real", _each(tasks, timeout_s)), ("real-small", _small(timeout_s))):
+                home = self._emptied(f"conformance-{name}")
+                short = msgspec.structs.replace(
+                    environment, limits=msgspec.structs.replace(environment.limits, turns=REAL_TURNS)
+                )
+                config = self._config(home.run, short, context=REAL_CONTEXT, max_tokens=REAL_TOKENS)
+                await self._conducted(config, home)
+                await self._judged(home)
 
-    def _home(self, run: str) -> Home:
-        """An empty one: what an earlier run left is removed."""
+    async def _judged(self, home: Home, tasks: Sequence[str] = ()) -> None:
+        """What the run that rests in `home` was, line by line: each of its tasks, or `tasks` alone."""
+        struck: dict[str, Counter[Fault]] = {}
+        if _struck(home).exists():
+            struck = msgspec.json.decode(_struck(home).read_bytes(), type=dict[str, Counter[Fault]])
+        for episode in await _episodes(home):
+            if tasks and episode.requested.task.task not in tasks:
+                continue
+            faults = struck.get(episode.requested.episode, Counter())
+            judge = partial(row_of, episode, self._reading, self._weights, faults)
+            self._show(await unless_stopped(judge, self._stopped))
+
+    def _emptied(self, run: str) -> Home:
+        """What an earlier run left is removed."""
         home = Home(run, self._runs)
         shutil.rmtree(home.root, ignore_errors=True)
         return home
-
-    def _row(self, episode: Evidence, struck: Counter[Fault]) -> Row:
-        row = row_of(episode, self._reading, self._weights, struck)
-        self._say(said(row))
-        return row
 
     async def _conducted(self, config: RunConfig, home: Home, dress: Dress = as_it_is) -> None:
         """The run from its first fact to its last."""
         self._say(f"run {home.run}: {len(config.environment.tasks)} jobs, logs in {home.logs}")
         with home.held():
-            await conduct(config, home, _Progress(len(config.environment.tasks), self._say).look, dress)
+            progress = _Progress(len(config.environment.tasks), self._say)
+            await conduct(config, home, progress.look, dress, stopped=self._stopped)
+        if self._stopped.is_set():
+            raise Interrupted
 
     def _config(self, run: str, environment: EnvironmentSection, *, context: int, max_tokens: int) -> RunConfig:
         """Scripted words are not drawn under a guide: their log-probs are the policy's own whatever is asked."""
@@ -188,6 +213,11 @@ def _dressed(prompter: Prompter, home: Home) -> Dress:
         return msgspec.structs.replace(spec, env=env)
 
     return dress
+
+
+def _struck(home: Home) -> Path:
+    """Which faults struck which episode: the line alone knows."""
+    return home.root / "struck.json"
 
 
 def _kill_proxy(home: Home) -> None:
