@@ -1,4 +1,4 @@
-"""A tiny random model of the Llama architecture: for tests, conformance runs and smoke runs.
+"""A tiny random model of the Llama architecture, or a mixture of experts: for tests, conformance and smoke runs.
 
 Promises: the same arguments give the same weights; every byte is one token; at most 5 million parameters.
 """
@@ -22,8 +22,12 @@ def tiny(
     kv_heads: int = 2,
     context: int = 2048,
     vocabulary: int = BYTES,
+    experts: int = 0,
 ) -> Path:
-    """Write the checkpoint folder `path`, or keep the one that is there. The tokenizer has no ids from BYTES on."""
+    """Write the checkpoint folder `path`, or keep the one that is there. The tokenizer has no ids from BYTES on.
+
+    With `experts` it is a mixture of so many, of which each token goes through two: a Qwen3-MoE.
+    """
     target = Path(path)
     if target.joinpath("config.json").exists():
         return target
@@ -38,8 +42,14 @@ def tiny(
             kv_heads=kv_heads,
             context=context,
             vocabulary=vocabulary,
+            experts=experts,
         )
     return target
+
+
+def tiny_moe(path: str | Path) -> Path:
+    """Eight experts."""
+    return tiny(path, experts=8)
 
 
 def _write_tokenizer(folder: Path, context: int) -> None:
@@ -65,29 +75,48 @@ def _write_tokenizer(folder: Path, context: int) -> None:
 
 
 def _write_weights(
-    folder: Path, *, seed: int, layers: int, hidden: int, heads: int, kv_heads: int, context: int, vocabulary: int
+    folder: Path,
+    *,
+    seed: int,
+    layers: int,
+    hidden: int,
+    heads: int,
+    kv_heads: int,
+    context: int,
+    vocabulary: int,
+    experts: int,
 ) -> None:
     import torch
-    from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+    from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-    config = LlamaConfig(
-        vocab_size=vocabulary,
-        hidden_size=hidden,
-        intermediate_size=hidden * 3,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        max_position_embeddings=context,
-        rms_norm_eps=1e-5,
-        rope_theta=10_000.0,
-        tie_word_embeddings=True,
-        bos_token_id=1,
-        eos_token_id=2,
-        pad_token_id=2,
-    )
+    shape = {
+        "vocab_size": vocabulary,
+        "hidden_size": hidden,
+        "intermediate_size": hidden * 3,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": hidden // heads,
+        "max_position_embeddings": context,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10_000.0,
+        "tie_word_embeddings": True,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 2,
+    }
+    mixed = {
+        "num_local_experts": experts,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": hidden,
+        "norm_topk_prob": True,
+    }
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = LlamaForCausalLM(config)
+        if experts:
+            model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**shape | mixed))
+        else:
+            model = LlamaForCausalLM(LlamaConfig(**shape))
     parameters = sum(tensor.numel() for tensor in model.parameters())
     if parameters > MAX_PARAMETERS:
         raise ValueError(f"a tiny model of {parameters} parameters: lower layers or hidden, at most {MAX_PARAMETERS}")

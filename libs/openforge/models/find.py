@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from openforge.models.byte_llama import tiny
+from openforge.models.byte_llama import tiny, tiny_moe
 from openforge.models.long_llama import tiny_long
 from openforge.models.smollm2 import smollm2_135m
 from openforge.runs.model import BUILTIN as PREFIX
@@ -13,6 +13,7 @@ BUILTIN: dict[str, Callable[[Path], Path]] = {
     "smollm2-135m": smollm2_135m,
     "tiny": tiny,
     "tiny-long": tiny_long,
+    "tiny-moe": tiny_moe,
 }
 
 

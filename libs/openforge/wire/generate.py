@@ -19,8 +19,9 @@ class SamplingParams(msgspec.Struct, kw_only=True):
     """Always sent whole: vLLM's own defaults are others.
 
     `logprobs` 0: only the sampled token's. `ignore_eos` goes on after the model's end token, for benchmarks;
-    `prompt_logprobs` 0 asks for the prompt's own, temperature 1. `forced_token_ids` is the embedded engine's own:
-    the answer to give, for conformance runs with forced decoding.
+    `prompt_logprobs` 0 asks for the prompt's own, temperature 1. `routed_experts_prompt_start`: so many of the prompt's
+    tokens are left out where the engine says which experts tokens went through. `forced_token_ids` is the embedded
+    engine's own: the answer to give, for conformance runs with forced decoding.
     """
 
     max_tokens: int
@@ -33,6 +34,7 @@ class SamplingParams(msgspec.Struct, kw_only=True):
     logprobs: int = 0
     ignore_eos: bool = False
     prompt_logprobs: int | None = None
+    routed_experts_prompt_start: int = 0
     forced_token_ids: list[int] | None = None
     structured_outputs: StructuredOutputs | None = None
 
@@ -77,12 +79,18 @@ class WeightVersionSpan(msgspec.Struct, kw_only=True):
 
 
 class Choice(msgspec.Struct, kw_only=True):
+    """`routed_experts` comes with the end, from engines that were started with it: an .npy file in base64, unsigned
+    integers (tokens, layers, experts per token) of all tokens of prompt and answer but the last one, which was not
+    computed, from `routed_experts_prompt_start` on.
+    """
+
     index: int = 0
     finish_reason: Literal["stop", "length", "abort"] | None = None
     stop_reason: int | str | None = None
     token_ids: list[int] = []
     logprobs: Logprobs | None = None
     weight_versions: list[WeightVersionSpan] | None = None
+    routed_experts: str | None = None
 
 
 class PromptLogprob(msgspec.Struct, kw_only=True):

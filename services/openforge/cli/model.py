@@ -39,10 +39,11 @@ def tiny_model(
     layers: int = 2,
     hidden: int = 64,
     context: Annotated[int, typer.Option(help="The window in tokens.")] = 2048,
+    experts: Annotated[int, typer.Option(help="A mixture of so many experts; each token goes through two.")] = 0,
 ) -> None:
     """Write a tiny random model whose tokens are bytes: for tests and smoke runs."""
     try:
-        typer.echo(tiny(folder, seed=seed, layers=layers, hidden=hidden, context=context))
+        typer.echo(tiny(folder, seed=seed, layers=layers, hidden=hidden, context=context, experts=experts))
     except ValueError as error:
         fail(str(error), BAD_USE)
 

@@ -15,6 +15,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
 
 from openforge.engine.embedded import EmbeddedEngine, NotServing, Refused
+from openforge.engine.routed import written
 from openforge.engine.worker import Call, PauseMode, WorkerDied
 from openforge.service import log
 from openforge.weights import BadWeights
@@ -228,6 +229,8 @@ def _answer(engine: EmbeddedEngine, call: Call, asked: GenerateRequest, start: i
     if call.ended and request.ended is not None:
         choice.finish_reason, choice.stop_reason = request.ended.finish, request.ended.reason
         choice.weight_versions = request.spans
+        if (chosen := request.routed.first()) is not None:
+            choice.routed_experts = written(chosen[request.params.routed_experts_prompt_start :])
         response.usage = Usage(
             prompt_tokens=len(request.prompt),
             completion_tokens=end,

@@ -6,22 +6,22 @@ the same, log-probs to the bit, whatever runs beside it and whatever ran before.
 the time.
 """
 
-import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from statistics import mode
 
 import msgspec
+import numpy as np
 import torch
 
 from openforge.engine.attention import Decode, Fill, OwnRows, SharedPrefix, Step
-from openforge.engine.guide import Guide
 from openforge.engine.llama import Llama
 from openforge.engine.prefix_tree import PrefixTree, common_prefix
-from openforge.engine.rows import Row, Rows
-from openforge.engine.sampler import Draw, sample, sample_apart
-from openforge.engine.stopping import Ended, StopRule
-from openforge.wire.generate import SamplingParams, WeightVersionSpan
+from openforge.engine.request import Request
+from openforge.engine.routed import Chosen, Routed, rows_of
+from openforge.engine.rows import Rows
+from openforge.engine.sampler import sample, sample_apart
+from openforge.engine.stopping import Ended
 
 _WORTH_SHARING = 16  # tokens; a shorter common prefix is copied to each request
 _INVARIANT_TOKENS = 64  # a prompt is computed and remembered in blocks of so many, whoever needs it first
@@ -31,13 +31,15 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """`fill_tokens` is how many prompt tokens one step computes at most, `cache_tokens` what the tree may hold.
 
     `batch_invariant` needs a model that is, too. It shares only whole blocks of prompts, which everybody computes
-    alike, and no answers, and reads every request's own row to its end.
+    alike, and no answers, and reads every request's own row to its end. With `routed_experts` it is recorded which
+    experts each token went through.
     """
 
     requests: int = 64
     fill_tokens: int = 256
     cache_tokens: int = 16384
     batch_invariant: bool = False
+    routed_experts: bool = False
 
 
 class Served(msgspec.Struct, frozen=True):
@@ -47,73 +49,20 @@ class Served(msgspec.Struct, frozen=True):
     version: str
 
 
-class Request:
-    """One call. The lists grow while it runs; `ended` is set with the last token."""
+class _Prompt:
+    """A prompt being computed for the request that came first; others that share it wait. `routed` grows with it."""
 
     def __init__(
-        self,
-        request_id: str,
-        prompt: list[int],
-        params: SamplingParams,
-        rule: StopRule,
-        guide: Guide | None = None,
+        self, request: Request, tokens: list[int], kv: torch.Tensor, done: int, routed: list[Chosen] | None
     ) -> None:
-        self.id = request_id
-        self.prompt = prompt
-        self.params = params
-        self.rule = rule
-        self.guide = guide
-        self.sampled: list[int] = []
-        self.logprobs: list[float] = []
-        self.spans: list[WeightVersionSpan] = []
-        self.ended: Ended | None = None
-        self.cached_tokens = 0
-        self.row: Row | None = None
-        self.shared: torch.Tensor | None = None
-        self.shared_key: tuple[int, int] = (0, 0)
-        self._luck = random.Random(params.seed)
-
-    @property
-    def tokens(self) -> list[int]:
-        return self.prompt + self.sampled
-
-    @property
-    def last_token(self) -> int:
-        return self.sampled[-1] if self.sampled else self.prompt[-1]
-
-    def draw(self) -> Draw:
-        """What decides its next token."""
-        forced = self.params.forced_token_ids
-        return Draw(
-            temperature=self.params.temperature,
-            top_k=self.params.top_k,
-            top_p=self.params.top_p,
-            uniform=self._luck.random(),
-            forced=forced[len(self.sampled)] if forced is not None else None,
-            allowed=self.guide.allowed() if self.guide is not None else None,
-        )
-
-    def take(self, token: int, logprob: float, version: str) -> None:
-        if self.guide is not None:
-            self.guide.take(token)
-        self.sampled.append(token)
-        self.logprobs.append(logprob)
-        count = len(self.sampled)
-        if self.spans and self.spans[-1].version == version:
-            self.spans[-1].end = count
-        else:
-            self.spans.append(WeightVersionSpan(version=version, start=count - 1, end=count))
-        self.ended = self.rule.ended(self.sampled)
-
-
-class _Prompt:
-    """A prompt being computed for the request that came first; others that share it wait."""
-
-    def __init__(self, request: Request, tokens: list[int], kv: torch.Tensor, done: int) -> None:
         self.request = request
         self.tokens = tokens
         self.kv = kv
         self.done = done
+        self.routed = routed
+
+    def all_routed(self) -> Chosen | None:
+        return None if self.routed is None else np.concatenate(self.routed)
 
 
 class Counters(msgspec.Struct):
@@ -166,6 +115,10 @@ class Batch:
         self.counters.preemptions += len(self._running)
         for request in again:
             request.row = request.shared = None
+            if request.sampled:
+                request.routed.begin_anew()
+            else:
+                request.routed = Routed()
         self._waiting.extendleft(reversed(again))
         self._running, self._prompts = [], []
         self._use(served)
@@ -213,6 +166,7 @@ class Batch:
         shape, dtype = served.model.shape, served.model.dtype
         self.served = served
         self.forget_prefixes()
+        self._routes = self.limits.routed_experts and shape.experts > 0
         self._rows = Rows(shape.layers, shape.kv_heads, shape.head_size, dtype)
 
     # Joining
@@ -246,22 +200,26 @@ class Batch:
         for piece in pieces:
             kv[:, :, :, at : at + piece.length] = piece.kv
             at += piece.length
-        self._prompts.append(_Prompt(request, tokens[:need], kv, held))
+        routed = [piece.routed for piece in pieces if piece.routed is not None] if self._routes else None
+        self._prompts.append(_Prompt(request, tokens[:need], kv, held, routed))
         return True
 
-    def _join(self, request: Request, computed: torch.Tensor | None = None) -> None:
+    def _join(self, request: Request, computed: _Prompt | None = None) -> None:
         """The request decodes from the next step on. `computed` stands in for what the tree had no room for."""
         need = len(request.prompt) + len(request.sampled) - 1
         pieces = self._tree.match(request.tokens, need)
         parts = [piece.kv for piece in pieces]
         if sum(piece.length for piece in pieces) < need:
             assert computed is not None
-            parts = [computed]
+            parts = [computed.kv]
         elif pieces and (shared := self._worth_sharing(request, pieces[0].length)):
             request.shared = parts[0][:, :, :, :shared]
             request.shared_key = (request.shared.data_ptr(), shared)
             parts[0] = parts[0][:, :, :, shared:]
         request.row = self._rows.claim(parts)
+        for rows in (computed.routed or []) if computed is not None else [piece.routed for piece in pieces]:
+            if rows is not None:
+                request.routed.add(rows)
         self._running.append(request)
 
     def _worth_sharing(self, request: Request, longest: int) -> int:
@@ -313,11 +271,23 @@ class Batch:
             tokens += prompt.tokens[fill.start : fill.end]
             positions += range(fill.start, fill.end)
         attend = Step(len(decoding), self._decode(decoding) if decoding else None, [fill for _, fill in fills])
-        hidden = self.served.model.forward(torch.tensor(tokens), torch.tensor(positions), attend)
+        chosen: list[torch.Tensor] | None = [] if self._routes else None
+        hidden = self.served.model.forward(torch.tensor(tokens), torch.tensor(positions), attend, chosen)
         for request in decoding:
             assert request.row is not None
             request.row.length += 1
+        if chosen is not None:
+            self._record(decoding, fills, rows_of(chosen, self.served.model.shape.experts))
         return hidden
+
+    def _record(self, decoding: list[Request], fills: list[tuple[_Prompt, Fill]], rows: Chosen) -> None:
+        for index, request in enumerate(decoding):
+            request.routed.add(rows[index : index + 1])
+        at = len(decoding)
+        for prompt, fill in fills:
+            assert prompt.routed is not None
+            prompt.routed.append(rows[at : at + fill.end - fill.start])
+            at += fill.end - fill.start
 
     def _decode(self, decoding: list[Request]) -> Decode:
         own, first = [], 0
@@ -340,8 +310,8 @@ class Batch:
             prompt.done = fill.end
             if prompt.done == len(prompt.tokens):
                 self._prompts.remove(prompt)
-                self._tree.insert(prompt.tokens, prompt.kv)
-                self._join(prompt.request, prompt.kv)
+                self._tree.insert(prompt.tokens, prompt.kv, routed=prompt.all_routed())
+                self._join(prompt.request, prompt)
 
     def _sample(self, decoding: list[Request], hidden: torch.Tensor) -> None:
         logits = self.served.model.logits(hidden)
@@ -363,7 +333,8 @@ class Batch:
             return  # computed one by one, they have other bits than the same tokens in a prompt
         assert request.row is not None
         start = 0 if request.shared is None else request.shared.shape[3]
-        self._tree.insert(request.tokens[:-1], self._rows.kv(request.row), kv_start=start)
+        routed = request.routed.now() if self._routes else None
+        self._tree.insert(request.tokens[:-1], self._rows.kv(request.row), kv_start=start, routed=routed)
 
     def _release(self, request: Request) -> None:
         if request.row is not None:

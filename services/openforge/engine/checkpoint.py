@@ -5,6 +5,7 @@ engine cannot compute exactly is refused by name.
 """
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 
 from openforge.weights import WEIGHTS, BadWeights
 
-_ARCHITECTURES = {"llama", "mistral", "qwen2", "qwen3"}
+_ARCHITECTURES = {"llama", "mistral", "qwen2", "qwen3", "qwen3_moe"}
 _WAY_OUT = 'serve it with engine.kind = "vllm"'
 
 
@@ -23,7 +24,10 @@ class UnsupportedModel(ValueError):
 
 
 class LlamaShape(msgspec.Struct, frozen=True, kw_only=True):
-    """The numbers of a Llama-architecture model. `context` is its longest sequence in tokens."""
+    """The numbers of a Llama-architecture model. `context` is its longest sequence in tokens.
+
+    In `sparse_layers` each token goes through `experts_per_token` of so many `experts`.
+    """
 
     vocabulary: int
     hidden: int
@@ -41,6 +45,11 @@ class LlamaShape(msgspec.Struct, frozen=True, kw_only=True):
     mlp_bias: bool
     qk_norm: bool
     stop_token_ids: tuple[int, ...]
+    experts: int = 0
+    experts_per_token: int = 0
+    experts_intermediate: int = 0
+    experts_normalised: bool = False
+    sparse_layers: frozenset[int] = frozenset()
 
 
 def read_shape(folder: Path) -> LlamaShape:
@@ -68,9 +77,24 @@ def read_shape(folder: Path) -> LlamaShape:
         qkv_bias=bias or kind == "qwen2",
         output_bias=bias,
         mlp_bias=bool(config.get("mlp_bias", False)),
-        qk_norm=kind == "qwen3",
+        qk_norm=kind in ("qwen3", "qwen3_moe"),
         stop_token_ids=_stop_token_ids(folder, config),
+        **(_experts(config) if kind == "qwen3_moe" else {}),
     )
+
+
+def _experts(config: dict[str, Any]) -> dict[str, Any]:
+    """The files of transformers 4 and of transformers 5 call the number of experts by other names."""
+    experts = config.get("num_local_experts") or config.get("num_experts") or 0
+    dense, every = set(config.get("mlp_only_layers") or ()), config.get("decoder_sparse_step", 1)
+    sparse = {index for index in range(config["num_hidden_layers"]) if (index + 1) % every == 0} - dense
+    return {
+        "experts": experts,
+        "experts_per_token": config["num_experts_per_tok"],
+        "experts_intermediate": config["moe_intermediate_size"],
+        "experts_normalised": bool(config.get("norm_topk_prob", False)),
+        "sparse_layers": frozenset(sparse if experts else ()),
+    }
 
 
 def read_tensors(folder: Path, shape: LlamaShape) -> dict[str, torch.Tensor]:
@@ -93,22 +117,20 @@ def read_tensors(folder: Path, shape: LlamaShape) -> dict[str, torch.Tensor]:
 
 def expected_tensors(shape: LlamaShape) -> dict[str, tuple[int, ...]]:
     """Checkpoint names and shapes that a model of this shape has."""
-    hidden, inner, head = shape.hidden, shape.intermediate, shape.head_size
+    hidden, head = shape.hidden, shape.head_size
     wide, narrow = shape.heads * head, shape.kv_heads * head
     expected: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (shape.vocabulary, hidden)}
     expected["model.norm.weight"] = (hidden,)
     if not shape.tied:
         expected["lm_head.weight"] = (shape.vocabulary, hidden)
     for layer in range(shape.layers):
-        attention, mlp = f"model.layers.{layer}.self_attn", f"model.layers.{layer}.mlp"
+        attention = f"model.layers.{layer}.self_attn"
         for name, rows, columns, bias in (
             (f"{attention}.q_proj", wide, hidden, shape.qkv_bias),
             (f"{attention}.k_proj", narrow, hidden, shape.qkv_bias),
             (f"{attention}.v_proj", narrow, hidden, shape.qkv_bias),
             (f"{attention}.o_proj", hidden, wide, shape.output_bias),
-            (f"{mlp}.gate_proj", inner, hidden, shape.mlp_bias),
-            (f"{mlp}.up_proj", inner, hidden, shape.mlp_bias),
-            (f"{mlp}.down_proj", hidden, inner, shape.mlp_bias),
+            *_expected_mlp(shape, layer),
         ):
             expected[f"{name}.weight"] = (rows, columns)
             if bias:
@@ -119,6 +141,19 @@ def expected_tensors(shape: LlamaShape) -> dict[str, tuple[int, ...]]:
             expected[f"{attention}.q_norm.weight"] = (head,)
             expected[f"{attention}.k_norm.weight"] = (head,)
     return expected
+
+
+def _expected_mlp(shape: LlamaShape, layer: int) -> Iterator[tuple[str, int, int, bool]]:
+    """Names, rows and columns of linear maps, and whether they have a bias."""
+    hidden, mlp = shape.hidden, f"model.layers.{layer}.mlp"
+    networks, inner = [mlp], shape.intermediate
+    if layer in shape.sparse_layers:
+        yield f"{mlp}.gate", shape.experts, hidden, False
+        networks, inner = [f"{mlp}.experts.{index}" for index in range(shape.experts)], shape.experts_intermediate
+    for network in networks:
+        yield f"{network}.gate_proj", inner, hidden, shape.mlp_bias
+        yield f"{network}.up_proj", inner, hidden, shape.mlp_bias
+        yield f"{network}.down_proj", hidden, inner, shape.mlp_bias
 
 
 def _check_shapes(folder: Path, found: dict[str, torch.Tensor], expected: dict[str, tuple[int, ...]]) -> None:

@@ -10,10 +10,11 @@ from pathlib import Path
 import msgspec
 from tokenizers import Tokenizer
 
-from openforge.engine.batching import Limits, Request, Served
+from openforge.engine.batching import Limits, Served
 from openforge.engine.checkpoint import read_shape
 from openforge.engine.guide import BadGuide, Guide, Guides
 from openforge.engine.loading import Loaded, load
+from openforge.engine.request import Request
 from openforge.engine.stopping import StopRule
 from openforge.engine.worker import Call, Worker
 from openforge.weights import BadWeights
@@ -31,7 +32,8 @@ class Refused(ValueError):
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """`context` 0 is the model's own. `cache_mb` is what the prefix cache may hold."""
+    """`context` 0 is the model's own. `cache_mb` is what the prefix cache may hold. With `routed_experts` answers of a
+    mixture of experts say which experts each token went through."""
 
     model_name: str = "policy"
     dtype: str = "bfloat16"
@@ -41,6 +43,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     cache_mb: int = 1024
     fill_tokens: int = 256
     batch_invariant: bool = False
+    routed_experts: bool = False
 
 
 class EmbeddedEngine:
@@ -146,6 +149,7 @@ class EmbeddedEngine:
             fill_tokens=options.fill_tokens,
             cache_tokens=(options.cache_mb << 20) // loaded.model.kv_bytes_per_token,
             batch_invariant=options.batch_invariant,
+            routed_experts=options.routed_experts,
         )
 
     def _decode(self, ids: Sequence[int]) -> str:
@@ -174,6 +178,11 @@ def refuse_what_cannot_be(token_ids: list[int], params: SamplingParams, vocabula
     if params.prompt_logprobs not in (None, 0):
         raise Refused(
             f"prompt_logprobs = {params.prompt_logprobs}: this engine gives the prompt's own alone, ask for 0"
+        )
+    if not 0 <= params.routed_experts_prompt_start <= len(token_ids):
+        raise Refused(
+            f"routed_experts_prompt_start = {params.routed_experts_prompt_start}: the prompt has {len(token_ids)} "
+            "tokens, skip that many at most"
         )
     if any(not text for text in params.stop):
         raise Refused("stop holds an empty string: leave it out")

@@ -1,4 +1,4 @@
-"""The Llama forward pass over a packed row of tokens that belong to many sequences.
+"""The Llama forward pass over a packed row of tokens that belong to many sequences, with experts or without.
 
 Promises: the logits of a token depend on its own sequence alone; in float32 they are those of the reference
 implementation up to rounding. Who may see whom is decided by the `Attention` that the caller passes.
@@ -9,9 +9,10 @@ from typing import Protocol
 
 import msgspec
 import torch
-from torch.nn.functional import rms_norm, silu
+from torch.nn.functional import rms_norm
 
 from openforge.engine.checkpoint import LlamaShape
+from openforge.engine.experts import Mixture, Network
 from openforge.engine.linear import Linear, compute_dtype
 
 _INVARIANT_ROWS = 16  # of 8 to 64 rows at a time the cheapest both for prompts and for a few answers
@@ -30,8 +31,7 @@ class _Layer(msgspec.Struct, frozen=True):
     norm_mlp: torch.Tensor
     qkv: Linear
     out: Linear
-    gate_up: Linear
-    down: Linear
+    mlp: Network | Mixture
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
 
@@ -68,8 +68,14 @@ class Llama:
         shape = self.shape
         return 2 * shape.layers * shape.kv_heads * shape.head_size * int(self.dtype.itemsize)
 
-    def forward(self, tokens_T: torch.Tensor, positions_T: torch.Tensor, attend: Attention) -> torch.Tensor:
-        """The last hidden state of each token, before the final norm."""
+    def forward(
+        self,
+        tokens_T: torch.Tensor,
+        positions_T: torch.Tensor,
+        attend: Attention,
+        chosen: list[torch.Tensor] | None = None,
+    ) -> torch.Tensor:
+        """The last hidden state of each token, before the final norm. `chosen` gets each layer's experts (T, k)."""
         shape, T = self.shape, len(tokens_T)
         queries = shape.heads * shape.head_size
         rotated = queries + shape.kv_heads * shape.head_size
@@ -83,9 +89,14 @@ class Llama:
             qk = _rotate(qk, cos, sin)
             v = qkv[:, rotated:].view(T, shape.kv_heads, shape.head_size)
             x = layer.out.plus(attend(index, qk[:, : shape.heads], qk[:, shape.heads :], v), x)
-            gate_up = layer.gate_up(rms_norm(x, (shape.hidden,), layer.norm_mlp, shape.rms_eps))
-            gate, up = gate_up[:, : shape.intermediate], gate_up[:, shape.intermediate :]
-            x = layer.down.plus(silu(gate).mul_(up), x)
+            normed = rms_norm(x, (shape.hidden,), layer.norm_mlp, shape.rms_eps)
+            if isinstance(layer.mlp, Mixture):
+                x, experts_Tk = layer.mlp.plus(normed, x)
+            else:
+                x = layer.mlp.plus(normed, x)
+                experts_Tk = torch.zeros(T, shape.experts_per_token, dtype=torch.long)
+            if chosen is not None:
+                chosen.append(experts_Tk)
         return x
 
     def logits(self, hidden_N: torch.Tensor) -> torch.Tensor:
@@ -97,16 +108,29 @@ class Llama:
         prefix = f"model.layers.{index}"
         take = self._tensors
         attention = [f"{prefix}.self_attn.{part}_proj" for part in "qkv"]
-        mlp = [f"{prefix}.mlp.{part}_proj" for part in ("gate", "up")]
         return _Layer(
             norm_attention=take[f"{prefix}.input_layernorm.weight"].clone(),
             norm_mlp=take[f"{prefix}.post_attention_layernorm.weight"].clone(),
             qkv=self._fused(attention),
             out=self._fused([f"{prefix}.self_attn.o_proj"]),
-            gate_up=self._fused(mlp),
-            down=self._fused([f"{prefix}.mlp.down_proj"]),
+            mlp=self._mixture(f"{prefix}.mlp") if index in self.shape.sparse_layers else self._network(f"{prefix}.mlp"),
             q_norm=take.get(f"{prefix}.self_attn.q_norm.weight"),
             k_norm=take.get(f"{prefix}.self_attn.k_norm.weight"),
+        )
+
+    def _mixture(self, prefix: str) -> Mixture:
+        shape = self.shape
+        return Mixture(
+            router=self._fused([f"{prefix}.gate"]),
+            experts=[self._network(f"{prefix}.experts.{index}") for index in range(shape.experts)],
+            per_token=shape.experts_per_token,
+            normalised=shape.experts_normalised,
+        )
+
+    def _network(self, prefix: str) -> Network:
+        return Network(
+            gate_up=self._fused([f"{prefix}.gate_proj", f"{prefix}.up_proj"]),
+            down=self._fused([f"{prefix}.down_proj"]),
         )
 
     def _fused(self, names: list[str]) -> Linear:

@@ -1,4 +1,5 @@
-"""What has been computed before, as a tree of token runs; each node holds the keys and values of its run.
+"""What has been computed before, as a tree of token runs; each node holds the keys and values of its run, and the
+experts that its tokens went through where these are recorded.
 
 Promises: a match is the longest prefix that the tree holds; the tokens held never exceed the budget;
 the tree belongs to one set of weights and is thrown away with it, so nobody ever reads another version's; what is
@@ -9,17 +10,20 @@ from collections.abc import Sequence
 
 import torch
 
+from openforge.engine.routed import Chosen
+
 TOKEN_DIM = 3  # keys and values have shape (layers, 2, kv heads, tokens, head size)
 
 
 class Node:
-    """One run of tokens below its parent. `kv` covers exactly these tokens."""
+    """One run of tokens below its parent. `kv` and `routed` cover exactly these tokens."""
 
-    __slots__ = ("children", "kv", "parent", "tokens", "used_at")
+    __slots__ = ("children", "kv", "parent", "routed", "tokens", "used_at")
 
-    def __init__(self, tokens: list[int], kv: torch.Tensor, parent: "Node | None") -> None:
+    def __init__(self, tokens: list[int], kv: torch.Tensor, parent: "Node | None", routed: Chosen | None) -> None:
         self.tokens = tokens
         self.kv = kv
+        self.routed = routed
         self.parent = parent
         self.children: dict[int, Node] = {}
         self.used_at = 0
@@ -37,6 +41,10 @@ class Piece:
     @property
     def kv(self) -> torch.Tensor:
         return self.node.kv[:, :, :, : self.length]
+
+    @property
+    def routed(self) -> Chosen | None:
+        return None if self.node.routed is None else self.node.routed[: self.length]
 
 
 class PrefixTree:
@@ -71,8 +79,8 @@ class PrefixTree:
             children = node.children
         return pieces
 
-    def insert(self, tokens: Sequence[int], kv: torch.Tensor, kv_start: int = 0) -> None:
-        """Add what the tree does not hold of `tokens`; `kv` covers the tokens from `kv_start` on.
+    def insert(self, tokens: Sequence[int], kv: torch.Tensor, kv_start: int = 0, routed: Chosen | None = None) -> None:
+        """Add what the tree does not hold of `tokens`; `kv` covers the tokens from `kv_start` on, `routed` all of them.
 
         Nothing is added where the tree holds less than `kv_start` of them, or where it would not fit.
         """
@@ -83,7 +91,8 @@ class PrefixTree:
             return
         parent = self._parent_of(pieces[-1]) if pieces else None
         rest = list(tokens[held:])
-        node = Node(rest, kv[:, :, :, held - kv_start : len(tokens) - kv_start].clone(), parent)
+        own_kv = kv[:, :, :, held - kv_start : len(tokens) - kv_start].clone()
+        node = Node(rest, own_kv, parent, None if routed is None else routed[held : len(tokens)].copy())
         node.used_at = self._clock
         (parent.children if parent else self._children)[rest[0]] = node
         self.tokens_held += len(rest)
@@ -96,10 +105,14 @@ class PrefixTree:
         node, length = last.node, last.length
         if length == len(node.tokens):
             return node
-        upper = Node(node.tokens[:length], node.kv[:, :, :, :length], node.parent)
+        routed = node.routed
+        upper = Node(
+            node.tokens[:length], node.kv[:, :, :, :length], node.parent, None if routed is None else routed[:length]
+        )
         upper.used_at = node.used_at
         self._siblings(node)[node.tokens[0]] = upper
         node.kv = node.kv[:, :, :, length:].clone()
+        node.routed = None if routed is None else routed[length:].copy()
         node.tokens = node.tokens[length:]
         node.parent = upper
         upper.children[node.tokens[0]] = node

@@ -19,6 +19,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--max-requests", type=int, default=64)
+    parser.add_argument("--routed-experts", action="store_true", help="answers say which experts tokens went through")
     parser.add_argument("--context", type=int, default=0, help="longest sequence in tokens; 0 is the model's own")
     return parser.parse_args()
 
@@ -34,6 +35,7 @@ async def _serve(arguments: argparse.Namespace) -> None:
         threads=arguments.threads,
         max_requests=arguments.max_requests,
         context=arguments.context,
+        routed_experts=arguments.routed_experts,
     )
     backend = InProcessBackend(arguments.url, options)
     await backend.start()

@@ -12,7 +12,8 @@ from typing import Any, Literal, TypeVar
 
 import torch
 
-from openforge.engine.batching import Batch, Limits, Request, Served
+from openforge.engine.batching import Batch, Limits, Served
+from openforge.engine.request import Request
 from openforge.service import log
 
 R = TypeVar("R")

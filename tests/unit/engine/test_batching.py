@@ -8,9 +8,10 @@ import pytest
 import torch
 from reference_model import largest_difference, reference_logprobs
 
-from openforge.engine.batching import Batch, Limits, Request, Served
+from openforge.engine.batching import Batch, Limits, Served
 from openforge.engine.checkpoint import read_shape, read_tensors
 from openforge.engine.llama import Llama
+from openforge.engine.request import Request
 from openforge.engine.stopping import Ended, StopRule
 from openforge.models import tiny
 from openforge.wire.generate import SamplingParams, WeightVersionSpan

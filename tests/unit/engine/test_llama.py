@@ -15,6 +15,7 @@ from openforge.weights import BadWeights
 
 PROMPT = [1, 77, 12, 200, 5, 5, 31]
 ANSWER = [9, 250, 14, 2, 2, 100]
+_EXPERTS = {"num_local_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "head_dim": 24}
 
 
 def _llama(folder: Path) -> Llama:
@@ -52,6 +53,8 @@ def _saved(folder: Path, model_class: str, config_class: str, **changes: object)
         ("Qwen2ForCausalLM", "Qwen2Config", {"tie_word_embeddings": True}),
         ("Qwen3ForCausalLM", "Qwen3Config", {"head_dim": 24}),
         ("MistralForCausalLM", "MistralConfig", {"sliding_window": None}),
+        ("Qwen3MoeForCausalLM", "Qwen3MoeConfig", _EXPERTS | {"norm_topk_prob": True, "mlp_only_layers": [1]}),
+        ("Qwen3MoeForCausalLM", "Qwen3MoeConfig", _EXPERTS | {"decoder_sparse_step": 2}),
     ],
 )
 def test_logprobs_are_those_of_the_reference(
