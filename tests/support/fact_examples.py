@@ -120,6 +120,8 @@ FACTS: tuple[Fact, ...] = (
         guided=True,
         read=(0,),
         usage=Usage(prompt_tokens=103, completion_tokens=3),
+        routed_experts=BlobRef("56" * 32, 224),
+        routed_from=99,
     ),
     TrajectoryVerified(
         run=RUN,
@@ -138,6 +140,7 @@ FACTS: tuple[Fact, ...] = (
                 turns=(0,),
                 images=("12" * 32,),
                 routed_experts=(BlobRef("34" * 32, 96),),
+                routed_at=(Span(0, 4),),
             ),
         ),
         temperature=1.0,

@@ -7,7 +7,7 @@ are in the loss, and those that a guide dictated are counted; no smaller number 
 """
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import pairwise
 
 import msgspec
@@ -69,7 +69,7 @@ def merge(
     use = use_of(conversation, orphaned, ambiguous_counts=ambiguous)
     beside = _beside(conversation, use.heads, context, guided)
     trained = use.used - beside.keys()
-    sequences = tuple(_sequence(chain) for chain in _chains(conversation, trained))
+    sequences = tuple(_sequence(chain, conversation) for chain in _chains(conversation, trained))
     aside = dict.fromkeys(use.ambiguous, "ambiguous") | {number: beside[number] for number in use.used & beside.keys()}
     dropped = _dropped(conversation, trained, aside, orphaned)
     sampled = sum(turn.sampled_length for turn in conversation)
@@ -181,7 +181,7 @@ def _chains(conversation: Conversation, trained: Collection[int]) -> list[_Chain
     return sorted(chains, key=lambda chain: chain.leaf)
 
 
-def _sequence(chain: _Chain) -> TrainingSequence:
+def _sequence(chain: _Chain, conversation: Conversation) -> TrainingSequence:
     loss: list[Span] = []
     versions: list[VersionSpan] = []
     logprobs = b""
@@ -191,21 +191,30 @@ def _sequence(chain: _Chain) -> TrainingSequence:
             loss.append(Span(turn.prompt_length + span.start, span.length))
             logprobs += turn.fact.logprobs[span.start * _ID_BYTES : (span.start + span.length) * _ID_BYTES]
             versions += _versions_within(turn, span)
+    routed = list(_routed(turns, conversation))
     return TrainingSequence(
         ids=chain.ids,
         loss=tuple(loss),
         logprobs=logprobs,
         versions=tuple(versions),
         turns=tuple(turn.fact.turn for turn in turns if turn.sampled_length),
-        routed_experts=_routed_experts(turns),
+        routed_experts=tuple(ref for ref, _ in routed),
+        routed_at=tuple(span for _, span in routed),
     )
 
 
-def _routed_experts(turns: Sequence[RebuiltTurn]) -> tuple[BlobRef, ...]:
-    """One for each turn with sampled tokens, or none at all: a gap could not be replayed."""
-    found = [turn.fact.routed_experts for turn in turns if turn.sampled_length]
-    known = tuple(one for one in found if one is not None)
-    return known if len(known) == len(found) else ()
+def _routed(turns: Sequence[RebuiltTurn], conversation: Conversation) -> Iterator[tuple[BlobRef, Span]]:
+    """What is known of the experts of a sequence's tokens: of its own turns, then of those that they went on from."""
+    reach = {turn.fact.turn: turn.length for turn in turns}
+    for turn in reversed(turns):
+        for ancestor, shared in conversation.ancestors(turn):
+            reach.setdefault(ancestor.fact.turn, shared)
+    for number, shared in reach.items():
+        turn = conversation.turns[number]
+        fact = turn.fact
+        tokens = min(shared, turn.length - 1) - fact.routed_from
+        if fact.routed_experts is not None and tokens > 0:
+            yield fact.routed_experts, Span(fact.routed_from, tokens)
 
 
 def _versions_within(turn: RebuiltTurn, span: Span) -> list[VersionSpan]:

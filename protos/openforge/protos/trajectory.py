@@ -27,8 +27,9 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True):
     `ids`: int32 x T. `loss`: the spans of sampled tokens to train, in order. `logprobs`: float32, one per
     loss token, in order. `versions`: the weight version of each loss token, as spans over positions
     0..T. `turns`: the turns whose sampled tokens stand here. `images`: the digests of what stands at the image
-    placeholders of `ids`, in order. `routed_experts`: for each of `turns` the experts that the engine chose, int16
-    (tokens, layers, experts per token), where it says so.
+    placeholders of `ids`, in order. `routed_experts`: what engines said of the experts that tokens went through, files
+    as in `TurnRecorded`, those of `turns` before those of context; `routed_at`: for each of them the tokens of `ids`
+    that its first rows are of. Where several tell of a token the first one holds.
     """
 
     ids: bytes
@@ -38,6 +39,7 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True):
     turns: tuple[int, ...]
     images: tuple[str, ...] = ()
     routed_experts: tuple[BlobRef, ...] = ()
+    routed_at: tuple[Span, ...] = ()
 
 
 class Dropped(msgspec.Struct, frozen=True, kw_only=True):

@@ -71,7 +71,9 @@ class TurnRecorded(Fact, frozen=True, kw_only=True, tag=True):
     the parent's (its reply included), then `messages`; messages are `openforge.chat` Messages. `read` are earlier turns
     whose answers were read to their end, as far as no turn before says so and none goes on from them. Where there is
     `usage`, an endpoint that we do not serve has answered: nobody knows ids, log-probs and versions, so they are empty,
-    and `usage` is what it says of itself.
+    and `usage` is what it says of itself. `routed_experts` is what a mixture of experts chose for the tokens of prompt
+    and answer from `routed_from` on, the last one, which was not computed, left out: an .npy file of unsigned integers
+    (tokens, layers, experts per token).
     """
 
     kind: ClassVar[str] = "turn"
@@ -109,6 +111,7 @@ class TurnRecorded(Fact, frozen=True, kw_only=True, tag=True):
     guided: bool = False
     read: tuple[int, ...] = ()
     usage: Usage | None = None
+    routed_from: int = 0
 
     def sampled_tokens(self) -> int:
         return self.usage.completion_tokens if self.usage is not None else count(self.sampled)

@@ -20,6 +20,7 @@ from openforge.protos import EngineIdentity, FinishReason, Sampling, Timing, Tur
 from openforge.proxy.context import Context
 from openforge.proxy.core import OpenCall, Placement, Sampled, Turn
 from openforge.proxy.foreign import Foreign, TooLong
+from openforge.proxy.routing import routed_from
 from openforge.proxy.upstream import EngineBroken, EngineDeclined, EngineRefused, Piece
 from openforge.service import log
 from openforge.wire.generate import SamplingParams, StructuredOutputs, WrittenRequest
@@ -275,6 +276,7 @@ class Call:
                 stop=list(sampling.stop),
                 stop_token_ids=list(self._context.renderer.stop_token_ids),
                 structured_outputs=_structured(self.order.guide),
+                routed_experts_prompt_start=routed_from(self.order.placement),
             ),
             request_id=f"{self.order.name}-{secrets.token_hex(4)}",
             return_token_ids=True,
@@ -289,7 +291,7 @@ class Call:
         self.sampled.logprobs += piece.logprobs
         if piece.finish is not None:
             self.sampled.finish, self.sampled.stop, self.sampled.versions = piece.finish, piece.stop, piece.versions
-            self.sampled.cached_tokens = piece.cached_tokens
+            self.sampled.cached_tokens, self.sampled.routed = piece.cached_tokens, piece.routed
         self._show_more()
 
     def _begin_again(self) -> None:

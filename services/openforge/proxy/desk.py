@@ -42,6 +42,7 @@ from openforge.proxy.core import (
     view,
 )
 from openforge.proxy.records import Asked, forced_of, guided_by, images_of, reply_of, turn_fact
+from openforge.proxy.routing import routed_file, routed_from
 from openforge.service import log
 from openforge.tokens import RecordBroken
 
@@ -321,6 +322,9 @@ class Desk:
         if images := images_of(question.messages[placement.kept :]):
             await self._keep(order.pictures)
             fact = msgspec.structs.replace(fact, images=images)
+        if (routed := await routed_file(placement, call.sampled)) is not None:
+            kept = await self._context.bus.blobs.put(routed)
+            fact = msgspec.structs.replace(fact, routed_experts=kept, routed_from=routed_from(placement))
         telling = asyncio.create_task(self._context.bus.tell(fact))
         await _on_its_way()
         made = self._tree.made(fact, placement, reply, order.prompt)  # while the stream stores it

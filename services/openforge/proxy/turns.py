@@ -119,7 +119,8 @@ class Placement(msgspec.Struct, frozen=True):
 class Sampled:
     """What the engine answered, so far or at all. `stop` is the stop string that ended it.
 
-    `said` is the whole answer of an endpoint that tells no ids, `usage` what it counted.
+    `said` is the whole answer of an endpoint that tells no ids, `usage` what it counted. `routed` is what the engine
+    said of its experts, as it came.
     """
 
     ids: list[int] = field(default_factory=list)
@@ -130,6 +131,7 @@ class Sampled:
     cached_tokens: int | None = None
     said: Message | None = None
     usage: Usage | None = None
+    routed: str = ""
 
 
 @dataclass(slots=True)

@@ -39,6 +39,7 @@ class _Choice(msgspec.Struct):
     token_ids: list[int] = []
     logprobs: _Logprobs | None = None
     weight_versions: list[WeightVersionSpan] | None = None
+    routed_experts: str | None = None
 
 
 class _Chunk(msgspec.Struct):
@@ -70,7 +71,8 @@ class EngineDeclined(EngineRefused):
 class Piece(msgspec.Struct, frozen=True):
     """Some ids of an answer. The last piece has `finish`, and `versions` that cover the whole answer.
 
-    `cached_tokens` of the prompt were not computed for it; None where the engine does not say.
+    `cached_tokens` of the prompt were not computed for it; None where the engine does not say. `routed` is what it says
+    of the experts that the tokens went through, as it came.
     """
 
     ids: list[int]
@@ -79,6 +81,7 @@ class Piece(msgspec.Struct, frozen=True):
     stop: str = ""
     versions: tuple[VersionSpan, ...] = ()
     cached_tokens: int | None = None
+    routed: str = ""
 
 
 class Engine:
@@ -123,7 +126,7 @@ class _Reading:
         self._prompt = prompt
         self._echoed = False
         self._sampled = 0
-        self._rest = b""
+        self._rest: list[bytes] = []
 
     def read(self, data: bytes) -> Iterator[Piece]:
         for event in self._events(data):
@@ -142,14 +145,17 @@ class _Reading:
 
     def _events(self, data: bytes) -> list[bytes]:
         """The data of each server-sent event that is whole: one line, since JSON has no line feeds."""
-        data = self._rest + data if self._rest else data
+        if b"\n" not in data:
+            self._rest.append(data)  # an end that tells of experts may be megabytes long
+            return []
+        data = b"".join((*self._rest, data)) if self._rest else data
         events: list[bytes] = []
         start = 0
         while (end := data.find(b"\n", start)) >= 0:
             if data.startswith(_DATA, start):
                 events.append(data[start + len(_DATA) : end].strip())
             start = end + 1
-        self._rest = data[start:]
+        self._rest = [data[start:]] if start < len(data) else []
         return events
 
     def _without_echo(self, event: bytes) -> bytes:
@@ -187,6 +193,7 @@ def _piece(choice: _Choice, sampled: int, usage: Usage | None) -> Piece:
         choice.stop_reason if isinstance(choice.stop_reason, str) else "",
         _versions(choice.weight_versions or [], sampled),
         usage.prompt_tokens_details.cached_tokens if usage and usage.prompt_tokens_details else None,
+        choice.routed_experts or "",
     )
 
 

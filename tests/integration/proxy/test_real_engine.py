@@ -1,13 +1,20 @@
 """Token truth: real weights behind the proxy, and the record against a full recomputation."""
 
 import asyncio
+import io
 from pathlib import Path
 
+import numpy as np
 import openai
 import pytest
 from engine_fixtures import engine_over_http, publish
 from proxy_fixtures import RUN, ProxyAtWork, run_config
-from reference_model import largest_difference, reference_logprobs
+from reference_model import (
+    assert_chosen_by,
+    largest_difference,
+    reference_logprobs,
+    reference_router_probabilities,
+)
 
 from openforge.bus import Bus
 from openforge.models import tiny
@@ -58,6 +65,40 @@ async def test_recorded_log_probs_are_those_of_a_full_recomputation_version_by_v
                 end = span.start + span.length
                 assert largest_difference(recorded[span.start : end], true[span.start : end]) < 1e-3
     assert versions == {0, 1}
+
+
+async def test_the_experts_of_every_token_are_kept_before_the_turn_is_told(bus: Bus, tmp_path: Path) -> None:
+    mixtures = [tiny(tmp_path / f"m{seed}", seed=seed, context=4096, experts=8) for seed in (0, 1)]
+    weights = [Path(publish(tmp_path / "weights", model, version).path) for version, model in enumerate(mixtures)]
+    config = run_config(mixtures[0], sampling={"max_tokens": 12}, engine={"dtype": "float32"})
+    await submit(bus, config)
+    async with engine_over_http(weights[0], context=4096, routed_experts=True) as engine:
+        proxy = ProxyAtWork(bus, engine.url, config, tmp_path / "s")
+        await proxy.start()
+        try:
+            talking = asyncio.create_task(talk(proxy, "e-0"))
+            await asyncio.wait_for(until_recorded(bus, 2), 60)
+            await engine.backend.apply(weights[1], "", 1)
+            await talking
+        finally:
+            await proxy.close_clients()
+            await proxy.stop()
+    conversation = rebuild(await proxy.turns("e-0"))
+    at_once = 0
+    for turn in conversation:
+        assert turn.fact.routed_experts is not None
+        rows = np.load(io.BytesIO(await bus.blobs.get(turn.fact.routed_experts)), allow_pickle=False)
+        start = turn.fact.routed_from
+        assert (rows.dtype, rows.shape) == (np.uint8, (turn.length - 1 - start, 2, 2))
+        versions = {span.version for span in turn.fact.versions}
+        if len(versions) == 1:
+            at_once += 1
+            ids = [*turn.prompt_ids(), *unpack_ids(turn.fact.sampled)]
+            assert_chosen_by(reference_router_probabilities(mixtures[versions.pop()], ids[:-1])[start:], rows)
+    assert at_once >= TURNS - 1, "one turn at most saw both versions"
+    (sequence,) = merge(conversation).sequences
+    covered = {at for span in sequence.routed_at for at in range(span.start, span.start + span.length)}
+    assert covered == set(range(len(unpack_ids(sequence.ids)) - 1))
 
 
 async def talk(proxy: ProxyAtWork, episode: str) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from openforge.bus.envelope import open_, seal
 from openforge.protos import (
+    BlobRef,
     BranchCause,
     Caller,
     Dropped,
@@ -574,3 +575,44 @@ def test_what_an_endpoint_said_is_counted_as_it_counted_and_never_trained() -> N
     merged = merge(rebuild([said]))
     assert (merged.sequences, merged.sampled_tokens, merged.delivered_fraction) == ((), 3, 0.0)
     assert merged.dropped == (Dropped(reason="no_ids", tokens=3),)
+
+
+def _routed(turn: TurnRecorded, start: int) -> TurnRecorded:
+    """With a file of its own, known by the turn's number."""
+    return msgspec.structs.replace(turn, routed_experts=BlobRef("", turn.turn), routed_from=start)
+
+
+def _routed_at(merged: Merged) -> list[list[tuple[int, int, int]]]:
+    """Of each sequence: which turn's file, from which token on, for how many."""
+    return [
+        [(ref.size, at.start, at.length) for ref, at in zip(one.routed_experts, one.routed_at, strict=True)]
+        for one in merged.sequences
+    ]
+
+
+def test_what_is_known_of_experts_covers_a_conversation_up_to_its_last_token() -> None:
+    merged = _merged(
+        _routed(_turn(0, [1, 2], [3, 4]), 0),
+        _routed(_turn(1, [5], [6, 7], parent=0, prefix=4), 3),
+        _routed(_turn(2, [8], [9], parent=1, prefix=7), 6),
+    )
+    assert _routed_at(merged) == [[(0, 0, 3), (1, 3, 3), (2, 6, 2)]]
+
+
+def test_a_branch_knows_the_experts_of_its_context_from_the_turns_that_it_went_on_from() -> None:
+    merged = _merged(
+        _routed(_turn(0, [1, 2], [3, 4]), 0),
+        _routed(_turn(1, [5], [6], parent=0, prefix=4), 3),
+        _routed(_turn(2, [7], [8], parent=0, prefix=3, cause=BranchCause.SUB_AGENT), 2),
+        _turn(3, [5], [6, 2], parent=2, prefix=5),
+    )
+    assert _trained(merged) == [[3, 4, 6], [8, 6, 2]]
+    assert _routed_at(merged) == [[(0, 0, 3), (1, 3, 2)], [(2, 2, 2), (0, 0, 3)]]
+
+
+def test_experts_of_tokens_that_a_branch_does_not_share_are_not_said_of_it() -> None:
+    merged = _merged(
+        _routed(_turn(0, [1, 2], [3, 4]), 0),
+        _routed(_turn(1, [9, 9], [6], parent=0, prefix=1, cause=BranchCause.SUB_AGENT), 0),
+    )
+    assert _routed_at(merged) == [[(0, 0, 3)], [(1, 0, 3), (0, 0, 1)]]
