@@ -17,6 +17,8 @@ from openforge.cli.bench._proxy_load import Target
 
 _START_S = 300.0
 """Some import for a minute on a busy machine."""
+_LITELLM_KEY = "sk-4c1b9e07d25f4a8e8f63a1d07b92e5c4"
+"""It does not start with a weak one, or none."""
 
 
 class Peer(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +50,7 @@ def _litellm(folder: Path, port: int, engine_url: str) -> list[str]:
     config.write_text(
         "model_list:\n  - model_name: m\n    litellm_params:\n"
         f"      {{model: openai/m, api_base: '{engine_url}/v1', api_key: none}}\n"
+        f"general_settings: {{master_key: {_LITELLM_KEY}}}\n"
     )
     start = "from litellm import run_server; run_server()"
     return ["-c", start, "--config", str(config), "--host", "127.0.0.1", "--port", str(port)]
@@ -68,9 +71,10 @@ PEERS = (
     ),
     Peer(
         name="litellm",
-        version="1.110.2",
-        requirement="litellm[proxy]==1.110.2",
+        version="1.108.0",
+        requirement="litellm[proxy]==1.108.0",
         command=_litellm,
+        key=_LITELLM_KEY,
         note="records nothing",
     ),
     Peer(
