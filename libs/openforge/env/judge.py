@@ -43,12 +43,14 @@ class EndpointJudge:
     async def answer(self, question: Messages) -> str:
         body = {"messages": list(question), "temperature": 0, "max_tokens": self._max_tokens}
         try:
-            said = await self._endpoint.chat(body)
-            return str(said["choices"][0]["message"]["content"])
+            said = (await self._endpoint.chat(body))["choices"][0]["message"]["content"]
         except EndpointError as error:
             raise JudgeFailed(f"the judge gave no answer: {error}") from error
         except (KeyError, IndexError, TypeError) as error:
             raise JudgeFailed("the judge's answer has no message") from error
+        if not isinstance(said, str) or not said.strip():
+            raise JudgeFailed("the judge's answer has no text: judge.max_tokens may leave no room after its reasoning")
+        return said
 
 
 class Hearing:

@@ -54,7 +54,11 @@ class Foreign:
         if response.status_code != 200:
             refused = TooLong if _TOO_LONG.search(response.text) else EngineRefused
             raise refused(f"the engine answered {response.status_code}: {response.text[:500]}")
-        return said_by(response.json(), request.tools)
+        try:
+            answer = msgspec.json.decode(response.content)
+        except msgspec.MsgspecError as error:
+            raise EngineBroken(f"the engine answered what is no JSON: {error}") from error
+        return said_by(answer, request.tools)
 
 
 def body_of(request: Request, sampling: Sampling) -> dict[str, Any]:
@@ -96,7 +100,7 @@ def said_by(answer: dict[str, Any], tools: Sequence[Tool]) -> Said:
             finish=FinishReason.LENGTH if choice.get("finish_reason") == "length" else FinishReason.STOP,
             usage=_usage(answer.get("usage") or {}),
         )
-    except (KeyError, IndexError, TypeError, AttributeError) as error:
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise EngineBroken(f"the endpoint answered what is no message: {type(error).__name__}: {error}") from error
 
 
@@ -168,9 +172,9 @@ def _sent(name: str) -> str:
 
 
 def _usage(usage: dict[str, Any]) -> Usage:
-    details = usage.get("prompt_tokens_details") or {}
+    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
     return Usage(
         prompt_tokens=int(usage.get("prompt_tokens") or 0),
         completion_tokens=int(usage.get("completion_tokens") or 0),
-        cached_tokens=details.get("cached_tokens"),
+        cached_tokens=None if cached is None else int(cached),
     )

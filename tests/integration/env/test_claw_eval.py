@@ -165,6 +165,9 @@ async def test_the_judge_decides_what_it_is_asked(checker: Checker, parcel: Task
         ('{"score": 7}', "no score from 0 to 1"),
         ((500, {"error": {"message": "overloaded"}}), "answered 500: overloaded"),
         ((401, {"error": {"message": "no"}}), "judge.key_env"),
+        ((200, {"choices": []}), "no message"),
+        ((200, {"choices": [{"message": {"content": None}}]}), "no text"),
+        ((200, {"choices": [{"message": {"content": [{"type": "text"}]}}]}), "no text"),
     ],
 )
 async def test_a_judge_that_fails_is_nobodys_verdict(

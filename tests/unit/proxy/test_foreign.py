@@ -75,7 +75,22 @@ def test_a_cut_answer_is_one_and_counts_that_are_not_told_are_none() -> None:
     assert (said.message.content, said.finish, said.usage) == ("Onc", FinishReason.LENGTH, Usage())
 
 
-@pytest.mark.parametrize("answer", [b"{}", b'{"choices": []}', b'{"choices": [{"message": "Hi."}]}', b'{"choices": 3}'])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"{}",
+        b"[]",
+        b'{"choices": []}',
+        b'{"choices": null}',
+        b'{"choices": [{"message": "Hi."}]}',
+        b'{"choices": 3}',
+        b'{"choices": [{"message": {"content": "Hi.", "tool_calls": 7}}]}',
+        b'{"choices": [{"message": {"content": "Hi.", "tool_calls": [{"function": null}]}}]}',
+        b'{"choices": [{"message": {"content": "Hi."}}], "usage": {"prompt_tokens": "many"}}',
+        b'{"choices": [{"message": {"content": "Hi."}}], "usage": [1]}',
+        b'{"choices": [{"message": {"content": "Hi."}}], "usage": {"prompt_tokens_details": {"cached_tokens": "x"}}}',
+    ],
+)
 def test_what_is_no_answer_is_asked_again(answer: bytes) -> None:
     with pytest.raises(EngineBroken, match="no message"):
         said_by(msgspec.json.decode(answer), ())
