@@ -215,8 +215,13 @@ class Cluster:
                 self.still_kept()
                 with spec.log.open("ab") as log:
                     job = await asyncio.create_subprocess_exec(*spec.argv, env=dict(spec.env), stdout=log, stderr=log)
-                if await job.wait() == 0:
-                    return
+                try:
+                    if await job.wait() == 0:
+                        return
+                finally:
+                    if job.returncode is None:
+                        job.kill()
+                        await job.wait()
                 await asyncio.sleep(1.0)
 
     def last_words(self) -> str:
