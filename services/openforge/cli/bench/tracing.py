@@ -2,15 +2,18 @@
 
 Three proxies run beside one another, each for a run of its own, before the stub engine and the nats-server of
 `bench proxy`: without traces (`off`), with a collector and one attempt of a hundred sampled (`sampled`), and with all
-of them (`all`). They are loaded in turns, `calls` calls at sixteen at once, in an order that changes with each round,
-so that all see the same machine; the one under load is measured, the others idle. `cpu_ms` is the CPU time of the
-proxy's process for a call and hardly depends on what else the machine does, `calls_per_s` is the rate.
+of them (`all`). All three are loaded at the same time, each with `calls` calls at sixteen at once, so that whatever
+the machine does it does to all. `cpu_ms` is the CPU time of a proxy's process for a call: a proxy is one process, so
+that this bounds the calls it takes in a second.
 
-Costs are shares of `off` in the same round: the median over the rounds and, as `_from` and `_to`, where 95 of 100 such
-medians lie by the order of the rounds' shares. The collector, in this process, forgets the spans that it takes.
+Costs are shares of `off` in the same round. A round has three new proxies, for two processes of the same program
+differ by a percent or two for as long as they live. Told are the median over the rounds and, as `_from` and `_to`,
+where 95 of 100 such medians lie by the order of the rounds' shares. The collector, in this process, forgets the spans
+that it takes.
 """
 
 import argparse
+import asyncio
 import http.server
 import math
 import os
@@ -26,7 +29,8 @@ import msgspec
 import uvloop
 
 from openforge.cli.bench._proxy_load import BadAnswer
-from openforge.cli.bench.proxy import AT_ONCE, Bench, machine, own_proxy, stage, submitted
+from openforge.cli.bench._proxy_text import TURNS
+from openforge.cli.bench.proxy import AT_ONCE, Bench, Stage, machine, own_proxy, stage, submitted
 
 _MODES: dict[str, dict[str, str]] = {
     "off": {},
@@ -36,14 +40,8 @@ _MODES: dict[str, dict[str, str]] = {
 _LEAST = 3  # rounds, however slow the machine
 
 
-class Spent(msgspec.Struct, frozen=True):
-    """One mode in one round."""
-
-    cpu_ms: float
-    calls_per_s: float
-
-
-Round = dict[str, Spent]
+Round = dict[str, float]
+"""CPU milliseconds of a call by mode."""
 
 
 class _Forget(http.server.BaseHTTPRequestHandler):
@@ -73,54 +71,46 @@ def forgetful_collector() -> Iterator[str]:
         thread.join()
 
 
+async def rounds(options: argparse.Namespace) -> list[Round]:
+    with forgetful_collector() as collector:
+        async with stage(chunks=1) as on:
+            for mode in _MODES:
+                await submitted(on.bus, on.model, mode)
+                (on.folder / mode).mkdir()
+            found: list[Round] = []
+            until = time.monotonic() + options.seconds
+            while len(found) < options.rounds and (time.monotonic() < until or len(found) < _LEAST):
+                async with proxies(on, collector) as made:
+                    await loaded(made, f"warm-{len(found)}", AT_ONCE * TURNS)
+                    found.append(await loaded(made, f"round-{len(found)}", options.calls))
+            return found
+
+
 @asynccontextmanager
-async def proxies(collector: str) -> AsyncIterator[dict[str, Bench]]:
+async def proxies(on: Stage, collector: str) -> AsyncIterator[dict[str, Bench]]:
     """One for each mode."""
-    async with stage(chunks=1) as on, AsyncExitStack() as stack:
+    async with AsyncExitStack() as stack:
         made = {}
         for mode, sampler in _MODES.items():
-            await submitted(on.bus, on.model, mode)
             more = sampler and {"OTEL_EXPORTER_OTLP_ENDPOINT": collector, "OTEL_METRICS_EXPORTER": "none", **sampler}
-            (on.folder / mode).mkdir()
             proxy = own_proxy(on.bus, on.folder / mode, on.nats_url, on.engine_port, mode, more)
             made[mode] = await stack.enter_async_context(proxy)
         yield made
 
 
-async def rounds(options: argparse.Namespace) -> list[Round]:
-    with forgetful_collector() as collector:
-        async with proxies(collector) as made:
-            for proxy in made.values():
-                await proxy.loaded("warm", AT_ONCE, options.calls)
-            found: list[Round] = []
-            until = time.monotonic() + options.seconds
-            while len(found) < options.rounds and (time.monotonic() < until or len(found) < _LEAST):
-                found.append(await _round(made, len(found), options.calls))
-            return found
-
-
-async def _round(made: dict[str, Bench], number: int, calls: int) -> Round:
-    modes = list(made)
-    found = {}
-    for mode in modes[number % len(modes) :] + modes[: number % len(modes)]:
-        spent, cpu_ms = await made[mode].loaded(f"round-{number}", AT_ONCE, calls)
-        found[mode] = Spent(cpu_ms, round(spent.calls / spent.wall_s, 1))
-    return found
+async def loaded(made: dict[str, Bench], name: str, calls: int) -> Round:
+    spent = await asyncio.gather(*(proxy.loaded(name, AT_ONCE, calls) for proxy in made.values()))
+    return {mode: cpu_ms for mode, (_, cpu_ms) in zip(made, spent, strict=True)}
 
 
 def costs(measured: list[Round]) -> dict[str, Any]:
-    """Shares of `off`: `cpu` that is more, `calls` that are fewer, each with its interval."""
+    """Shares of `off` that a call costs more, each with its interval."""
     found: dict[str, Any] = {
-        mode: {
-            field: round(statistics.median(getattr(each[mode], field) for each in measured), 3)
-            for field in Spent.__struct_fields__
-        }
-        for mode in _MODES
+        mode: {"cpu_ms": round(statistics.median(each[mode] for each in measured), 3)} for mode in _MODES
     }
     for mode in _MODES:
         if mode != "off":
-            found[mode] |= _said("cpu", [each[mode].cpu_ms / each["off"].cpu_ms - 1 for each in measured])
-            found[mode] |= _said("calls", [1 - each[mode].calls_per_s / each["off"].calls_per_s for each in measured])
+            found[mode] |= _said("cpu", [each[mode] / each["off"] - 1 for each in measured])
     return found | {"rounds": len(measured), "each": measured}
 
 
@@ -134,8 +124,8 @@ def _said(name: str, shares: list[float]) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="openforge bench tracing", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--json", action="store_true", help="one JSON object and nothing else on stdout")
-    parser.add_argument("--calls", type=int, default=160, help="calls of each mode in each round")
-    parser.add_argument("--rounds", type=int, default=24, help="how often each mode is measured at most")
+    parser.add_argument("--calls", type=int, default=640, help="calls of each mode in each round")
+    parser.add_argument("--rounds", type=int, default=16, help="how often each mode is measured at most")
     parser.add_argument("--seconds", type=float, default=90, help="no round is begun after this time")
     said = parser.parse_args()
     for name in [name for name in os.environ if name.startswith("OTEL_")]:
