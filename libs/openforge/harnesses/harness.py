@@ -94,10 +94,10 @@ class Harness(msgspec.Struct, frozen=True, kw_only=True):
     `shell` turns a command into a call of the harness's own tool, `finish` is the call by which its agent ends where
     a plain last word does not. `spoken` is for a harness without tools: from the text of its prompt to the model's
     reply. `delegate` turns a job into the call that gives it to a sub-agent, `wait` the text of a prompt into the call
-    that waits for what it did. `habits` are those of the job without faults, `more` those of further scenarios that
-    the harness has: `thinking` (its reasoning comes back), `delegation` (to a sub-agent) and `compaction`. `fatal`
-    names the faults of the line at which it gives up by its own decision. `memory_mb` and `disk_mb` are what its
-    sandbox needs.
+    that waits for what it did, and `helped` is the call by which a sub-agent ends where a plain last word does not.
+    `habits` are those of the job without faults, `more` those of further scenarios that the harness has: `thinking`
+    (each answer begins with reasoning), `delegation` (to a sub-agent) and `compaction`. `fatal` names the faults of the
+    line at which it gives up by its own decision. `memory_mb` and `disk_mb` are what its sandbox needs.
     """
 
     name: str
@@ -110,6 +110,7 @@ class Harness(msgspec.Struct, frozen=True, kw_only=True):
     spoken: Callable[[str], str] | None = None
     delegate: Callable[[str], ToolUse] | None = None
     wait: Callable[[str], ToolUse] | None = None
+    helped: ToolUse | None = None
     habits: Habits = Habits()
     more: Mapping[str, Habits] = {}
     fatal: frozenset[str] = frozenset()

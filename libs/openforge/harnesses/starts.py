@@ -18,18 +18,29 @@ _PROGRAMS = Path(__file__).parent / "programs"
 
 
 def pi(launch: Launch) -> CommandAgent:
-    model = {"id": launch.model, "contextWindow": launch.context, "maxTokens": launch.max_tokens}
+    model = {
+        "id": launch.model,
+        "reasoning": launch.scenario == "thinking",
+        "contextWindow": launch.context,
+        "maxTokens": launch.max_tokens,
+    }
     provider = {
         "baseUrl": launch.v1,
         "api": "openai-completions",
         "apiKey": launch.key,
         "models": [model],
     }
+    settings = {}
+    if launch.scenario == "compaction":
+        settings["compaction"] = {"reserveTokens": launch.context - 4000, "keepRecentTokens": 50}
     options = ("--model", f"of/{launch.model}", "--no-session", "--approve")
     return CommandAgent(
         argv=(_bin("pi"), "-p", *options, launch.instruction),
         env=_own_home(PI_OFFLINE="1", PI_CODING_AGENT_DIR=f"{HOME}/pi"),
-        files={f"{HOME}/pi/models.json": _json({"providers": {"of": provider}})},
+        files={
+            f"{HOME}/pi/models.json": _json({"providers": {"of": provider}}),
+            f"{HOME}/pi/settings.json": _json(settings),
+        },
     )
 
 
@@ -50,8 +61,10 @@ def mini(launch: Launch) -> CommandAgent:
 
 
 def opencode(launch: Launch) -> CommandAgent:
-    limit = {"context": launch.context, "output": launch.max_tokens}
-    models = {launch.model: {"name": launch.model, "limit": limit, "tool_call": True}}
+    summing_up = launch.scenario == "compaction"
+    limit = {"context": 12_000 if summing_up else launch.context, "output": launch.max_tokens}
+    reasoning = {"reasoning": True} if launch.scenario == "thinking" else {}
+    models = {launch.model: {"name": launch.model, "limit": limit, "tool_call": True, **reasoning}}
     provider = {
         "npm": "@ai-sdk/openai-compatible",
         "name": "of",
@@ -65,6 +78,7 @@ def opencode(launch: Launch) -> CommandAgent:
         "model": f"of/{launch.model}",
         "small_model": f"of/{launch.model}",
         "provider": {"of": provider},
+        **({"compaction": {"tail_turns": 0}} if summing_up else {}),
     }
     return CommandAgent(
         argv=(_bin("opencode"), "run", launch.instruction),
@@ -83,9 +97,9 @@ def openclaw(launch: Launch) -> CommandAgent:
     model = {
         "id": launch.model,
         "name": launch.model,
-        "reasoning": False,
+        "reasoning": launch.scenario == "thinking",
         "input": ["text"],
-        "contextWindow": launch.context,
+        "contextWindow": 12_000 if launch.scenario == "compaction" else launch.context,
         "maxTokens": launch.max_tokens,
         "cost": free,
     }
@@ -95,9 +109,12 @@ def openclaw(launch: Launch) -> CommandAgent:
         "api": "openai-completions",
         "models": [model],
     }
+    compaction: dict[str, Any] = {}
+    if launch.scenario == "compaction":
+        compaction["compaction"] = {"mode": "default", "keepRecentTokens": 50, "midTurnPrecheck": {"enabled": True}}
     settings = {
         "models": {"mode": "replace", "providers": {"of": provider}},
-        "agents": {"defaults": {"model": {"primary": f"of/{launch.model}"}}},
+        "agents": {"defaults": {"model": {"primary": f"of/{launch.model}"}, **compaction}},
     }
     file = f"{HOME}/openclaw.json"
     options = ("--config", file, "--model", f"of/{launch.model}", "--cwd", "/workspace", "--timeout", "240", "--json")
@@ -109,9 +126,13 @@ def openclaw(launch: Launch) -> CommandAgent:
 
 
 def qwen(launch: Launch) -> CommandAgent:
+    settings: dict[str, Any] = {"model": {"generationConfig": {"contextWindowSize": launch.context}}}
+    if launch.scenario == "compaction":
+        settings["context"] = {"autoCompactThreshold": 21_000 / launch.context}
     return CommandAgent(
         argv=(_bin("qwen"), "--auth-type", "openai", "--yolo", "-p", launch.instruction),
         env=_openai_home(launch, OPENAI_MODEL=launch.model, QWEN_TELEMETRY_ENABLED="false"),
+        files={f"{HOME}/.qwen/settings.json": _json(settings)},
     )
 
 
@@ -239,7 +260,7 @@ def _program(name: str, launch: Launch, **more: str) -> CommandAgent:
     """A library harness: a short program of ours on it, run by its own interpreter."""
     file = f"{SCRATCH}/{name}"
     return CommandAgent(
-        argv=(f"{INSIDE}/bin/python", file, launch.model, launch.instruction),
+        argv=(f"{INSIDE}/bin/python", file, launch.model, launch.instruction, launch.scenario),
         env=_openai_home(launch, **more),
         files={file: (_PROGRAMS / name).read_bytes()},
     )

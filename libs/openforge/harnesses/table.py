@@ -39,7 +39,11 @@ def _wait_for_agents(prompt: str) -> ToolUse:
     return ToolUse("multi_agent_v1.wait_agent", {"targets": re.findall(r'"agent_id": ?"([^"]+)"', prompt)})
 
 
+_SUMS_UP = Habits({"side_call": 1, "compaction": 1}, "sums up and goes on from that")
 _TITLE = Habits({"side_call": 1}, "asks for a title beside the conversation")
+_NOTE = Habits({"transient": 5}, "ends each prompt with a note that is gone in the next one")
+_RETOLD = Habits({"rewritten": 5}, "writes the assistant's calls back as text of its own")
+_NEW_PROMPTS = Habits({"rewritten": 5}, "makes a new prompt for each step")
 _SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 
 ALL: tuple[Harness, ...] = (
@@ -50,6 +54,7 @@ ALL: tuple[Harness, ...] = (
         install=Npm(package="@earendil-works/pi-coding-agent", program="pi"),
         start=starts.pi,
         shell=_shell("bash"),
+        more={"thinking": Habits(), "compaction": _SUMS_UP},
         fast=True,
     ),
     Harness(
@@ -60,6 +65,7 @@ ALL: tuple[Harness, ...] = (
         start=starts.mini,
         shell=_shell("bash"),
         finish=ToolUse("bash", {"command": _SUBMIT}),
+        more={"thinking": Habits()},
         fast=True,
     ),
     Harness(
@@ -74,7 +80,7 @@ ALL: tuple[Harness, ...] = (
         more={
             "thinking": Habits(),
             "delegation": Habits({"sub_agent": 1}, sub_agent_calls=2),
-            "compaction": Habits({"side_call": 1, "compaction": 1}, "sums up and goes on from that"),
+            "compaction": _SUMS_UP,
         },
         fast=True,
     ),
@@ -102,7 +108,11 @@ ALL: tuple[Harness, ...] = (
         shell=lambda command: ToolUse("bash", {"command": command, "description": "Runs a command"}),
         delegate=lambda job: ToolUse("task", {"description": "Second line", "prompt": job, "subagent_type": "general"}),
         habits=_TITLE,
-        more={"delegation": Habits({**_TITLE.breaks, "sub_agent": 1}, _TITLE.why, sub_agent_calls=2)},
+        more={
+            "thinking": _TITLE,
+            "compaction": Habits({"side_call": 2, "compaction": 1}, f"{_TITLE.why}; {_SUMS_UP.why}"),
+            "delegation": Habits({**_TITLE.breaks, "sub_agent": 1}, _TITLE.why, sub_agent_calls=2),
+        },
         memory_mb=2048,
         disk_mb=256,
     ),
@@ -113,7 +123,8 @@ ALL: tuple[Harness, ...] = (
         install=Npm(package="openclaw", program="openclaw"),
         start=starts.openclaw,
         shell=_shell("exec"),
-        habits=Habits({"transient": 5}, "ends each prompt with a note that is gone in the next one"),
+        habits=_NOTE,
+        more={"thinking": _NOTE, "compaction": _NOTE},
         memory_mb=3072,
         disk_mb=256,
     ),
@@ -126,6 +137,14 @@ ALL: tuple[Harness, ...] = (
         shell=lambda command: ToolUse(
             "run_shell_command", {"command": command, "is_background": False, "description": "Runs a command"}
         ),
+        delegate=lambda job: ToolUse(
+            "agent", {"description": "Second line", "prompt": job, "run_in_background": False}
+        ),
+        more={
+            "thinking": Habits(),
+            "delegation": Habits({"sub_agent": 1}, sub_agent_calls=2),
+            "compaction": Habits({"compaction": 1, "rewritten": 1}, _SUMS_UP.why),
+        },
         fatal=frozenset({"cut_in_answer"}),
         memory_mb=3584,
         disk_mb=256,
@@ -137,7 +156,12 @@ ALL: tuple[Harness, ...] = (
         install=Npm(package="@google/gemini-cli", program="gemini"),
         start=starts.gemini,
         shell=_shell("run_shell_command"),
-        more={"thinking": Habits()},
+        delegate=lambda job: ToolUse("invoke_agent", {"agent_name": "generalist", "prompt": job}),
+        helped=ToolUse("complete_task", {"result": {"response": "The second line is there."}}),
+        more={
+            "thinking": Habits(),
+            "delegation": Habits({"sub_agent": 1}, sub_agent_calls=2),
+        },
         memory_mb=2048,
     ),
     Harness(
@@ -147,6 +171,8 @@ ALL: tuple[Harness, ...] = (
         install=Npm(package="cline", program="cline"),
         start=starts.cline,
         shell=lambda command: ToolUse("run_commands", {"commands": [command]}),
+        delegate=lambda job: ToolUse("spawn_agent", {"systemPrompt": "You help in a shell.", "task": job}),
+        more={"thinking": Habits(), "delegation": Habits({"sub_agent": 1}, sub_agent_calls=2)},
         memory_mb=2048,
         disk_mb=256,
     ),
@@ -157,6 +183,11 @@ ALL: tuple[Harness, ...] = (
         install=Pip(package="openai-agents", distribution="openai-agents"),
         start=starts.openai_agents,
         shell=_shell("bash"),
+        delegate=lambda job: ToolUse("helper", {"input": job}),
+        more={
+            "thinking": Habits({"reasoning_dropped": 5}, "keeps no reasoning of a conversation in this dialect"),
+            "delegation": Habits({"sub_agent": 1}, sub_agent_calls=2),
+        },
     ),
     Harness(
         name="smolagents",
@@ -166,7 +197,13 @@ ALL: tuple[Harness, ...] = (
         start=starts.smolagents,
         shell=_shell("bash"),
         finish=ToolUse("final_answer", {"answer": "Done."}),
-        habits=Habits({"rewritten": 5}, "writes the assistant's calls back as text of its own"),
+        delegate=lambda job: ToolUse("helper", {"task": job}),
+        helped=ToolUse("final_answer", {"answer": "The second line is there."}),
+        habits=_RETOLD,
+        more={
+            "thinking": Habits(_RETOLD.breaks, f"{_RETOLD.why}, without its reasoning"),
+            "delegation": Habits({"sub_agent": 1, "rewritten": 7}, _RETOLD.why, sub_agent_calls=2),
+        },
     ),
     Harness(
         name="browser-use",
@@ -176,7 +213,8 @@ ALL: tuple[Harness, ...] = (
         start=starts.browser_use,
         shell=_shell("bash"),
         spoken=_browse,
-        habits=Habits({"rewritten": 5}, "makes a new prompt for each step"),
+        habits=_NEW_PROMPTS,
+        more={"compaction": Habits({**_NEW_PROMPTS.breaks, "side_call": 1}, _NEW_PROMPTS.why)},
         memory_mb=3072,
         disk_mb=256,
     ),

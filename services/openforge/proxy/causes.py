@@ -34,7 +34,8 @@ class History:
         if turn.caller is not Caller.SIDE_CALL:
             self._threads.setdefault(thread, turn.caller)
         self._windows.setdefault(thread, set()).add(question.harness.window)
-        self._longest[thread] = max(self._longest.get(thread, 0), len(question.messages) + 1)
+        before_it = 0 if turn.cause is BranchCause.COMPACTION else self._longest.get(thread, 0)
+        self._longest[thread] = max(before_it, len(question.messages) + 1)
         self._firsts.setdefault(question.steps[0], turn.caller)
         self._bare.add(after.bare)
         self._had_tools = self._had_tools or bool(turn.tools)

@@ -32,12 +32,13 @@ def conversation(harness: Harness, scenario: str = "plain") -> list[Message]:
 
 
 def tools_of(harness: Harness) -> tuple[Tool, ...]:
-    named = {harness.shell("").name, *([harness.finish.name] if harness.finish else [])}
+    ends = [use.name for use in (harness.finish, harness.helped) if use is not None]
+    named = {harness.shell("").name, *ends}
     return tuple(Tool(name=name) for name in sorted(named)) if harness.tools else ()
 
 
 def having(scenario: str) -> pytest.MarkDecorator:
-    found = [harness for harness in ALL if scenario in harness.more]
+    found = [harness for harness in ALL if scenario in harness.more and harness.tools]
     return pytest.mark.parametrize("harness", found, ids=lambda harness: harness.name)
 
 
@@ -86,7 +87,10 @@ def test_the_second_line_is_written_by_a_sub_agent_that_the_first_agent_waits_fo
     assert [msgspec.json.decode(call.arguments) for call in wrote.tool_calls] == [
         dict(harness.shell("echo two >> notes.txt").arguments)
     ]
-    assert answer([*helper, wrote, user("done")], tools_of(harness)).content == HELPED
+    end = answer([*helper, wrote, user("done")], tools_of(harness))
+    assert (end.content, [call.name for call in end.tool_calls]) == (
+        ("", [harness.helped.name]) if harness.helped else (HELPED, [])
+    )
     waits = answer([*messages, given, user('{"agent_id": "a-1"}')], tools)
     assert "notes.txt" in waits.tool_calls[-1].arguments
     if harness.wait:
@@ -103,8 +107,12 @@ def test_after_a_summary_the_job_goes_on_where_it_was(harness: Harness) -> None:
     assert summary.tool_calls == ()
     assert summary == answer([*messages, user("Sum up.")], ())
     rebuilt = [messages[0], user(f"So far: {summary.content}")]
-    assert answer(rebuilt, tools).content == STEPS[3][0]
-    assert answer([*rebuilt, *messages[-4:]], tools).content == LAST_WORD
+    fourth = answer(rebuilt, tools)
+    assert fourth.content == STEPS[3][0]
+    assert answer([*rebuilt, *messages[-2:]], tools) == fourth  # the summary knows of what was kept beside it
+    assert answer([*rebuilt, *messages[-2:], fourth, user("done")], tools).content == STEPS[4][0]
+    quoted = msgspec.json.encode(messages).decode()
+    assert answer([user(f"A summary, please: {quoted}")], ()) == summary
 
 
 def user(text: str) -> Message:

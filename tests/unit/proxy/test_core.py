@@ -87,6 +87,19 @@ def test_a_shorter_conversation_that_holds_a_whole_answer_as_text_of_the_harness
         assert talk.place(*rebuilt, tools=(TOOL,)).cause is cause
 
 
+def test_a_conversation_that_was_summed_up_is_as_long_as_it_is_since_then() -> None:
+    """qwen-code puts a note before the summary at its next call: that sums up nothing anew."""
+    talk = Talk()
+    summary = "The first two lines of the notes are written. The third one is missing yet."
+    begun = (SYSTEM, user("a"), assistant("ok"), user("b"), assistant("ok"), user("c"))
+    for messages in (begun[:2], begun[:4], begun):
+        talk.ask(*messages, tools=(TOOL,))
+    talk.ask(*begun, assistant("ok"), user("sum up"), answer=summary, tools=(TOOL,))
+    assert talk.ask(SYSTEM, user(summary), tools=(TOOL,)).cause is BranchCause.COMPACTION
+    noted = talk.place(SYSTEM, user("A note."), user(summary), assistant("ok"), user("d"), tools=(TOOL,))
+    assert noted.cause is BranchCause.REWRITTEN
+
+
 def test_branches_have_causes() -> None:
     talk = Talk()
     system = Message(role="system", content="s")

@@ -1,4 +1,5 @@
-"""An agent on a local web page with the package `browser-use`: MODEL INSTRUCTION. Run by that package's interpreter.
+"""An agent on a local web page with the package `browser-use`: MODEL INSTRUCTION SCENARIO. Run by that package's
+interpreter. In the scenario `compaction` it sums up after a few steps.
 
 The page shows three lines, one for each button that was pressed; what the agent says at its end becomes notes.txt.
 """
@@ -11,6 +12,7 @@ import threading
 from pathlib import Path
 
 from browser_use import Agent, BrowserProfile, ChatOpenAI
+from browser_use.agent.views import MessageCompactionSettings
 
 PAGE = """<!doctype html><meta charset="utf-8"><title>Notes</title><h1>Notes</h1><ul id="l"></ul>
 <button onclick="add('größe ✓ 1')">first</button> <button onclick="add('two')">second</button>
@@ -32,7 +34,7 @@ class Page(http.server.BaseHTTPRequestHandler):
         pass
 
 
-async def work(model: str, instruction: str) -> str:
+async def work(model: str, instruction: str, scenario: str) -> str:
     """What the agent says at its end."""
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 8765), Page)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -46,10 +48,18 @@ async def work(model: str, instruction: str) -> str:
     )
     llm = ChatOpenAI(model=model, base_url=os.environ["OPENAI_BASE_URL"], api_key=os.environ["OPENAI_API_KEY"])
     task = f"{instruction}\nThe notes are the page http://127.0.0.1:8765/ : press its buttons, then report the lines."
-    agent = Agent(task=task, llm=llm, browser_profile=profile, use_judge=False, llm_timeout=600)
+    soon = MessageCompactionSettings(compact_every_n_steps=4, trigger_char_count=100, keep_last_items=1)
+    agent = Agent(
+        task=task,
+        llm=llm,
+        browser_profile=profile,
+        use_judge=False,
+        llm_timeout=600,
+        message_compaction=soon if scenario == "compaction" else True,
+    )
     history = await agent.run(max_steps=12)
     return history.final_result() or ""
 
 
-said = asyncio.run(work(sys.argv[1], sys.argv[2]))
+said = asyncio.run(work(*sys.argv[1:]))
 Path("/workspace/notes.txt").write_text(said + "\n", encoding="utf-8")

@@ -1,4 +1,6 @@
-"""An agent with a shell tool on the package `openai-agents`: MODEL INSTRUCTION. Run by that package's interpreter."""
+"""An agent with a shell tool on the package `openai-agents`: MODEL INSTRUCTION SCENARIO. Run by that package's
+interpreter. In the scenario `delegation` it has another such agent as a tool.
+"""
 
 import subprocess
 import sys
@@ -13,6 +15,11 @@ def bash(command: str) -> str:
     return f"exit code {done.returncode}\n{done.stdout}{done.stderr}"
 
 
+model, instruction, scenario = sys.argv[1:]
 set_default_openai_api("chat_completions")
-agent = Agent(name="Shell", instructions="You work in a Linux shell.", tools=[bash], model=sys.argv[1])
-print(Runner.run_sync(agent, sys.argv[2], max_turns=20).final_output)
+tools = [bash]
+if scenario == "delegation":
+    helper = Agent(name="Helper", instructions="You help in a Linux shell.", tools=[bash], model=model)
+    tools.append(helper.as_tool("helper", "Does a job in the same shell and says what it did."))
+agent = Agent(name="Shell", instructions="You work in a Linux shell.", tools=tools, model=model)
+print(Runner.run_sync(agent, instruction, max_turns=20).final_output)

@@ -1,4 +1,6 @@
-"""An agent with a shell tool on the package `smolagents`: MODEL INSTRUCTION. Run by that package's interpreter."""
+"""An agent with a shell tool on the package `smolagents`: MODEL INSTRUCTION SCENARIO. Run by that package's
+interpreter. In the scenario `delegation` it manages another such agent.
+"""
 
 import subprocess
 import sys
@@ -17,5 +19,11 @@ def bash(command: str) -> str:
     return f"exit code {done.returncode}\n{done.stdout}{done.stderr}"
 
 
-agent = ToolCallingAgent(tools=[bash], model=OpenAIServerModel(model_id=sys.argv[1]), max_steps=20)
-print(agent.run(sys.argv[2]))
+model_id, instruction, scenario = sys.argv[1:]
+model = OpenAIServerModel(model_id=model_id)
+team = []
+if scenario == "delegation":
+    about = "Does a job in the same shell and says what it did."
+    team.append(ToolCallingAgent(tools=[bash], model=model, name="helper", description=about, max_steps=5))
+agent = ToolCallingAgent(tools=[bash], model=model, managed_agents=team, max_steps=20)
+print(agent.run(instruction))

@@ -34,7 +34,11 @@ _JOB = 'Append the line "two" to /workspace/notes.txt with your shell tool, then
 _UNTIL_THERE = "timeout 60 sh -c 'until grep -qx two notes.txt; do sleep 0.2; done'"
 _MUCH = "seq 1 1000"
 """A command whose output fills a small window."""
-_SUMMARY_ASKED = re.compile("summary of (the|our|this) conversation", re.IGNORECASE)
+_SUMMARY_ASKED = re.compile("summary of (the|our|this) conversation|summarizes a conversation", re.IGNORECASE)
+_SUMMARY_TAGS = ("state_snapshot",)
+"""Where a harness takes a summary only between tags of its own."""
+_SIGNS = tuple(commands[0].rpartition("\\n")[2] for _, commands in STEPS)
+"""What is left of each step's first command however it is quoted."""
 _DONE = re.compile(r"\(openforge-done (\d+)\)")
 
 
@@ -94,16 +98,24 @@ def text_after(shown: Shown) -> str:
     harness, scenario = found
     if harness.spoken is not None:
         return harness.spoken(shown.text)
-    if scenario == "compaction" and _is_asked_to_sum_up(harness, shown):
-        return f"<summary>\n{ASIDE}. {mark(harness.name, scenario)} (openforge-done {_done(shown)})\n</summary>"
+    if scenario == "compaction" and _done(shown) and _is_asked_to_sum_up(harness, shown):
+        tag = next((tag for tag in _SUMMARY_TAGS if tag in shown.told), "summary")
+        return f"<{tag}>\n{ASIDE}. {mark(harness.name, scenario)} (openforge-done {_done(shown)})\n</{tag}>"
     if harness.shell("").name not in shown.tools:
         return ASIDE
     if scenario == HELPER:
-        return HELPED if shown.replies else _said("", [harness.shell("echo two >> notes.txt")])
+        return _helper_says(harness, shown)
     steps = _steps(harness, scenario, shown)
-    if _done(shown) < len(steps):
-        return _said(*steps[_done(shown)])
+    done = _done(shown) if scenario == "compaction" else shown.replies
+    if done < len(steps):
+        return _said(*steps[done])
     return _said("", [harness.finish]) if harness.finish else LAST_WORD
+
+
+def _helper_says(harness: Harness, shown: Shown) -> str:
+    if not shown.replies:
+        return _said("", [harness.shell("echo two >> notes.txt")])
+    return _said("", [harness.helped]) if harness.helped else HELPED
 
 
 Step = tuple[str, list[ToolUse]]
@@ -137,16 +149,20 @@ def _is_asked_to_sum_up(harness: Harness, shown: Shown) -> bool:
 
 
 def _done(shown: Shown) -> int:
-    """How many steps were said: those in the prompt, and those before the last summary."""
-    found = _DONE.findall(shown.told)
-    return shown.replies + (int(found[-1]) if found else 0)
+    """How many steps were said, as far as a prompt tells that may be the text of a conversation, hold a summary of its
+    beginning, or both: up to the last one that stands in it, and up to the last summary."""
+    summed_up = [int(number) for number in _DONE.findall(shown.text)]
+    seen = [number for number, sign in enumerate(_SIGNS, start=1) if sign in shown.text]
+    return max(summed_up + seen, default=0)
 
 
 def job_of(shown: Shown) -> tuple[Harness, str] | None:
-    """Whose job it is that somebody other than the model speaks of, and in which scenario."""
+    """Whose job it is that somebody other than the model speaks of, and in which scenario. A summary may come back as
+    the model's own words, and all that stood before it is gone."""
     for harness in ALL:
         for scenario in (*harness.scenarios, HELPER):
-            if mark(harness.name, scenario) in shown.told:
+            where = shown.text if scenario == "compaction" else shown.told
+            if mark(harness.name, scenario) in where:
                 return harness, scenario
     return None
 
