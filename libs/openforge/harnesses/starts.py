@@ -111,7 +111,7 @@ def openclaw(launch: Launch) -> CommandAgent:
     }
     compaction: dict[str, Any] = {}
     if launch.scenario == "compaction":
-        compaction["compaction"] = {"mode": "default", "keepRecentTokens": 50, "midTurnPrecheck": {"enabled": True}}
+        compaction["compaction"] = {"mode": "default", "keepRecentTokens": 50}
     settings = {
         "models": {"mode": "replace", "providers": {"of": provider}},
         "agents": {"defaults": {"model": {"primary": f"of/{launch.model}"}, **compaction}},

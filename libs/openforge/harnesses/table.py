@@ -124,7 +124,10 @@ ALL: tuple[Harness, ...] = (
         start=starts.openclaw,
         shell=_shell("exec"),
         habits=_NOTE,
-        more={"thinking": _NOTE, "compaction": _NOTE},
+        more={
+            "thinking": _NOTE,
+            "compaction": Habits({**_NOTE.breaks, "side_call": 1}, f"{_NOTE.why}; sums up after its last answer"),
+        },
         memory_mb=3072,
         disk_mb=256,
     ),
@@ -143,7 +146,9 @@ ALL: tuple[Harness, ...] = (
         more={
             "thinking": Habits(),
             "delegation": Habits({"sub_agent": 1}, sub_agent_calls=2),
-            "compaction": Habits({"compaction": 1, "rewritten": 1}, _SUMS_UP.why),
+            "compaction": Habits(
+                {"compaction": 1, "rewritten": 1}, f"{_SUMS_UP.why}; puts a note before the summary a call later"
+            ),
         },
         fatal=frozenset({"cut_in_answer"}),
         memory_mb=3584,
@@ -214,7 +219,7 @@ ALL: tuple[Harness, ...] = (
         shell=_shell("bash"),
         spoken=_browse,
         habits=_NEW_PROMPTS,
-        more={"compaction": Habits({**_NEW_PROMPTS.breaks, "side_call": 1}, _NEW_PROMPTS.why)},
+        more={"compaction": Habits({**_NEW_PROMPTS.breaks, "side_call": 1}, f"{_NEW_PROMPTS.why}; sums up")},
         memory_mb=3072,
         disk_mb=256,
     ),

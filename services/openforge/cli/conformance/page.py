@@ -58,7 +58,7 @@ def said(row: Row) -> str:
     """The line as a terminal shows it."""
     off = "-" if row.logprob_max_diff is None else f"{row.logprob_max_diff:.1e}"
     figures = (
-        f"{row.harness:<15} {row.scenario:<7} {'ok' if row.ok else 'NOT OK':<7}{row.calls:>3} calls"
+        f"{row.harness:<15} {row.scenario:<11}{'ok' if row.ok else 'NOT OK':<7}{row.calls:>3} calls"
         f"{row.branches:>3} branches{row.sequences:>3} sequences{row.prompt_tokens:>7} tokens"
         f"  delivered {row.delivered_fraction:.3f}  off by {off}  {row.agent_s:.1f} s"
     )
