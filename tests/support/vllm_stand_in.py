@@ -39,6 +39,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--weight-transfer-config", choices=['{"backend": "openforge"}'], required=True)
     parser.add_argument("--structured-outputs-config", choices=['{"backend": "guidance"}'], required=True)
     parser.add_argument("--enable-scale-out", action="store_true", required=True)
+    parser.add_argument("--enable-return-routed-experts", action="store_true")
     parser.add_argument("--stand-in-fail-once", type=Path)
     return parser.parse_args()
 
@@ -50,6 +51,7 @@ async def _serve(arguments: argparse.Namespace) -> None:
         dtype=arguments.dtype,
         max_requests=arguments.max_num_seqs,
         context=arguments.max_model_len,
+        routed_experts=arguments.enable_return_routed_experts,
     )
     engine = EmbeddedEngine(options)
     await engine.load(Path(adapter[2] or arguments.model))

@@ -209,6 +209,9 @@ class LearnerSection(_Section, frozen=True, kw_only=True):
 
     `critic_learning_rate` is for `algorithm.advantage = "gae"`. After `warmup_steps` of rising learning rate it falls
     linearly, to zero after step `decay_steps`; 0 keeps it.
+
+    `routing_replay` is for mixtures of experts: engines record which experts each token went through, and training
+    sends it through the same ones (R3, arXiv 2510.11370).
     """
 
     backend: Literal["torch", "verl"] = "torch"
@@ -222,6 +225,7 @@ class LearnerSection(_Section, frozen=True, kw_only=True):
     gradient_clip: float = 1.0
     autocast: Literal["none", "bfloat16"] = "none"
     row_tokens: int = 2048
+    routing_replay: bool = False
     threads: int = 1
     world_size: int = 1
     checkpoint_every: int = 5

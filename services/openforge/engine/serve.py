@@ -219,6 +219,7 @@ def make_backend(settings: Settings, config: RunConfig) -> Backend:
         cache_mb=settings.engine_cache_mb,
         fill_tokens=settings.engine_fill_tokens,
         batch_invariant=config.engine.batch_invariant,
+        routed_experts=config.learner.routing_replay,
     )
     return InProcessBackend(settings.engine_url, options)
 

@@ -16,7 +16,6 @@ from openforge.runs import RunConfig
 from openforge.runs.model import model_folder
 from openforge.weights import (
     BASE,
-    WEIGHTS,
     BadWeights,
     Manifest,
     Written,
@@ -83,9 +82,12 @@ class AdapterFolders:
         return {name: tensor.to(getattr(torch, self._dtype)) for name, tensor in self._backend.adapters().items()}
 
     def _merged(self, adapters: dict[str, Tensor]) -> dict[str, Tensor]:
-        from safetensors.torch import load_file
+        """Under the model's names, on the weights below as they are written."""
+        import torch
 
-        return merged(load_file(self._root / BASE / WEIGHTS), Adapters(self._lora.alpha / self._lora.rank, adapters))
+        below = self._backend.plain_model().named_parameters()
+        written = {name: parameter.detach().to(getattr(torch, self._dtype)) for name, parameter in below}
+        return merged(written, Adapters(self._lora.alpha / self._lora.rank, adapters))
 
     def _base(self) -> str:
         """The digest of the weights that the adapters belong to, written unless they are there."""
@@ -103,7 +105,9 @@ class AdapterFolders:
             return ""
 
     def _written_now(self) -> str:
-        tensors = dict(self._backend.plain_model().named_parameters())
+        from openforge.learner.backends.loading import as_stored
+
+        tensors = as_stored(str(self._model), dict(self._backend.plain_model().named_parameters()))
         stated = Manifest(version=0, incarnation=0, dtype=self._dtype, files={}, tensors={})
         fill = partial(write_model, tensors=tensors, config_dir=self._model, dtype=self._dtype)
         return write_folder(self._root / BASE, stated, fill).digest

@@ -19,6 +19,8 @@ def training_digest(config: RunConfig) -> str:
     """The sha256, in hex, of all settings that a step depends on."""
     said = msgspec.to_builtins(config.learner)
     learner = {name: value for name, value in said.items() if name not in HOW_IT_IS_TRAINED}
+    if not config.learner.routing_replay:
+        del learner["routing_replay"]  # runs that began before there was any go on
     decisive = {
         "model": config.model.path,
         "seed": config.run.seed,

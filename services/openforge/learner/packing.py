@@ -17,7 +17,7 @@ from typing import Protocol
 import msgspec
 
 from openforge.learner.bins import common_prefix, filled
-from openforge.protos import BlobRef
+from openforge.learner.routing import Routing, along
 
 
 class HasTokens(Protocol):
@@ -28,8 +28,8 @@ class HasTokens(Protocol):
 class TrainSequence(msgspec.Struct, frozen=True, kw_only=True):
     """T ids of which the K at positions `at_K` are trained. `weight` is the share of each of them in the loss.
 
-    `reward` is its episode's, for a critic. `part` is the mini-batch it belongs to. `images` and `routed_experts` are
-    those of `openforge.protos.Sequence`, for backends that take them.
+    `reward` is its episode's, for a critic. `part` is the mini-batch it belongs to. `images` are those of
+    `openforge.protos.Sequence`, `routing` says through which experts its tokens went, for backends that take them.
     """
 
     ids_T: list[int]
@@ -41,14 +41,15 @@ class TrainSequence(msgspec.Struct, frozen=True, kw_only=True):
     reward: float = 0.0
     part: int = 0
     images: tuple[str, ...] = ()
-    routed_experts: tuple[BlobRef, ...] = ()
+    routing: Routing | None = None
 
 
 class Row(msgspec.Struct, kw_only=True):
     """A forest of T tokens in depth-first order; token i has descendants i+1 .. end_T[i]-1 and stands at position_T[i].
 
     Loss token n is predicted at index `predictor_N[n]`, and it is token `offset` of sequence
-    `sequence`, with (sequence, offset) = slot_N[n].
+    `sequence`, with (sequence, offset) = slot_N[n]. `routing` is of the T tokens: of a token that several sequences
+    share the first one that knows holds.
     """
 
     ids_T: list[int]
@@ -61,6 +62,7 @@ class Row(msgspec.Struct, kw_only=True):
     weight_N: list[float]
     temperature_N: list[float]
     slot_N: list[tuple[int, int]]
+    routing: Routing | None = None
 
 
 def pack(
@@ -88,11 +90,15 @@ def _context(sequence: TrainSequence) -> list[int]:
 def _row(sequences: Sequence[TrainSequence], contexts: Mapping[int, list[int]], own: Sequence[int]) -> Row:
     """Sorted sequences share with their neighbours whatever they share with anyone."""
     row, path, previous = _empty(), list[int](), list[int]()
+    routed: list[tuple[list[int], Routing]] = []
     for index in own:
         path = _grow(row, path, contexts[index], common_prefix(previous, contexts[index]))
         _add_loss(row, path, sequences[index], index)
+        if (routing := sequences[index].routing) is not None:
+            routed.append((path, routing))
         previous = contexts[index]
     _end(row, path)
+    row.routing = along(len(row.ids_T), routed)
     return row
 
 

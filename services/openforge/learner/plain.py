@@ -41,11 +41,12 @@ def policy_of(checkpoint: Checkpoint, config: RunConfig) -> dict[str, Tensor]:
 
 def write_plain(policy: Mapping[str, Tensor], config: RunConfig, out: Path, dtype: Dtype) -> None:
     """The whole model with its tokenizer, adapters merged in: a folder for `from_pretrained`."""
-    from openforge.learner.backends import lora
+    from openforge.learner.backends import loading, lora
 
     tensors = lora.merged(policy, config.learner.lora) if config.learner.lora.rank else policy
+    stored = loading.as_stored(config.model.path, tensors)
     with drafted(out) as draft:
-        write_model(draft, tensors, config_dir=config.model.path, dtype=dtype)
+        write_model(draft, stored, config_dir=config.model.path, dtype=dtype)
 
 
 def write_adapter(policy: Mapping[str, Tensor], config: RunConfig, out: Path, dtype: Dtype) -> None:

@@ -6,7 +6,9 @@ again only if its weights came out otherwise or are gone.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from openforge.learner.adapters import AdapterFolders
 from openforge.learner.backends.contract import Backend
@@ -25,6 +27,9 @@ from openforge.weights import (
     write_weights,
 )
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 class Publisher:
     """Writes under `root`; all methods are slow and belong into the backend's thread."""
@@ -33,6 +38,7 @@ class Publisher:
         self._backend = backend
         self._config = config
         self._root = root.absolute()
+        self._model = model_folder(config.model.path)
         alone = config.learner.lora.rank and config.engine.lora == "adapters"
         self._adapters = AdapterFolders(backend, config, self._root) if alone else None
 
@@ -42,8 +48,8 @@ class Publisher:
         tensors, dtype = self._backend.export(), self._config.engine.dtype
         return write_weights(
             self._root,
-            tensors,
-            config_dir=model_folder(self._config.model.path),
+            self._stored(tensors),
+            config_dir=self._model,
             version=version,
             incarnation=incarnation,
             probe=probe(self._backend.plain_model(), tensors, dtype),
@@ -66,10 +72,15 @@ class Publisher:
         if read_manifest(folder).base:
             return False
         dtype = getattr(torch, self._config.engine.dtype)
-        own, written = self._backend.export(), load_file(folder / WEIGHTS)
+        own, written = self._stored(self._backend.export()), load_file(folder / WEIGHTS)
         return own.keys() >= written.keys() and all(
             torch.equal(own[name].to(dtype), tensor) for name, tensor in written.items()
         )
+
+    def _stored(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        from openforge.learner.backends.loading import as_stored
+
+        return as_stored(str(self._model), tensors)
 
     def forget_old(self, in_use: set[str]) -> list[Path]:
         """Keep the newest folders and those that an engine serves."""

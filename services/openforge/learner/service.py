@@ -25,6 +25,7 @@ from openforge.learner.batcher import Batcher, Done, Retire, State, Train, Wait
 from openforge.learner.checkpoints import Checkpoint, Memory
 from openforge.learner.facts import batch_trained, retirements
 from openforge.learner.identity import ConfigChanged, training_digest
+from openforge.learner.lineage import LineageBroken, replay_of
 from openforge.learner.lock import only_one
 from openforge.learner.offer import Offer
 from openforge.learner.outlet import Outlet, insisting
@@ -246,7 +247,8 @@ class Learner:
 
     async def _compute(self, batch: Batch) -> tuple[Step, StepStats]:
         self._ahead = True
-        step = await self._slow.call(step_of, batch, self._config.algorithm, self._backend.vocabulary)
+        replay = await replay_of(self._bus.blobs, self._backend.mixture, batch)
+        step = await self._slow.call(step_of, batch, self._config.algorithm, self._backend.vocabulary, replay)
         return step, await self._slow.call(self._backend.train, step.sequences, batch.base)
 
     def _arrived(self, fact: BatchTrained) -> None:
@@ -385,7 +387,3 @@ class Learner:
             await self._save()
             if self._caught_up.is_set():  # so the backend is there, and its other ranks
                 await self._slow.call(self._backend.close)
-
-
-class LineageBroken(RuntimeError):
-    """What was recorded can no longer be computed again."""

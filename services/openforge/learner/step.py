@@ -15,6 +15,7 @@ import msgspec
 from openforge.learner.advantage import batch_advantages, overlong_penalty, zero_variance
 from openforge.learner.aggregation import token_weights
 from openforge.learner.packing import TrainSequence
+from openforge.learner.routing import Replay, Routing, replayed_share
 from openforge.learner.trajectories import Tokens, unpack
 from openforge.protos import TrajectoryVerified
 from openforge.runs.config import AlgorithmSection
@@ -56,9 +57,10 @@ def batch_of(
     return Batch(base=base, groups=own, oldest_allowed=oldest_allowed, group_size=group_size)
 
 
-def step_of(batch: Batch, algorithm: AlgorithmSection, vocabulary: int) -> Step:
+def step_of(batch: Batch, algorithm: AlgorithmSection, vocabulary: int, replay: Replay | None = None) -> Step:
     """The sequences of a batch with advantages and weights. The advantage belongs to the episode: all its sequences
-    have the same, and a mini-batch holds whole groups."""
+    have the same, and a mini-batch holds whole groups. With `replay` they say which experts their tokens went through.
+    """
     members = [member for group in batch.groups for member in group]
     part_E = [index % algorithm.mini_batches for index, group in enumerate(batch.groups) for _ in group]
     drafts = [
@@ -81,6 +83,7 @@ def step_of(batch: Batch, algorithm: AlgorithmSection, vocabulary: int) -> Step:
     weights = _weights(drafts, algorithm)
     if batch.group_size:
         weights = _completed(weights, drafts, completion_E)
+    routings = [replay.laid(len(draft.tokens.ids_T), draft.tokens.known) if replay else None for draft in drafts]
     return Step(
         sequences=tuple(
             TrainSequence(
@@ -93,15 +96,16 @@ def step_of(batch: Batch, algorithm: AlgorithmSection, vocabulary: int) -> Step:
                 reward=rewards_E[draft.episode],
                 part=draft.part,
                 images=draft.tokens.images,
-                routed_experts=draft.tokens.routed_experts,
+                routing=routing,
             )
-            for draft, weight in zip(drafts, weights, strict=True)
+            for draft, weight, routing in zip(drafts, weights, routings, strict=True)
         ),
         loss_tokens=sum(loss_tokens.values()),
         reward_mean=_mean([member.reward for member in members]),
         zero_variance_groups=sum(zero_variance([member.reward for member in group]) for group in batch.groups),
         metrics=_metrics(members)
         | _shaping_metrics(members, rewards_E, algorithm)
+        | ({"routing_replayed": _replayed(drafts, routings)} if replay else {})
         | ({"completion_effective": _effective(completion_E)} if batch.group_size else {}),
     )
 
@@ -117,6 +121,12 @@ class _Draft(NamedTuple):
 def _tokens_of(member: TrajectoryVerified, oldest_allowed: int, vocabulary: int) -> Iterator[Tokens]:
     for sequence in member.sequences:
         yield _masked(unpack(sequence, vocabulary), oldest_allowed)
+
+
+def _replayed(drafts: Sequence[_Draft], routings: Sequence[Routing | None]) -> float:
+    """The share of the tokens that are forwarded whose experts are known."""
+    forwarded = (draft.tokens.at_K[-1] if draft.tokens.at_K else 0 for draft in drafts)
+    return replayed_share(zip(routings, forwarded, strict=True))
 
 
 def _weights(drafts: Sequence[_Draft], algorithm: AlgorithmSection) -> list[float]:

@@ -13,7 +13,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from openforge.protos import BlobRef, Sequence, TrajectoryVerified, unpack_ids, unpack_logprobs
+from openforge.learner.routing import Known
+from openforge.protos import Sequence, TrajectoryVerified, unpack_ids, unpack_logprobs
 
 SENTINEL_LOGPROB = -9000.0
 """Engines send -9999 where they have no log-prob; no sampled token can be that improbable."""
@@ -51,14 +52,14 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tokens(msgspec.Struct, frozen=True, kw_only=True):
-    """One sequence unpacked. Loss token k stands at position `at_K[k]` of the T ids."""
+    """One sequence unpacked. Loss token k stands at position `at_K[k]` of the T ids. `known` is of their experts."""
 
     ids_T: list[int]
     at_K: list[int]
     logprobs_K: list[float]
     versions_K: list[int]
     images: tuple[str, ...] = ()
-    routed_experts: tuple[BlobRef, ...] = ()
+    known: Known = ()
 
 
 class Unsound(ValueError):
@@ -123,8 +124,17 @@ def unpack(sequence: Sequence, vocabulary: int) -> Tokens:
         logprobs_K=logprobs_K,
         versions_K=_versions(sequence, at_K),
         images=sequence.images,
-        routed_experts=sequence.routed_experts,
+        known=_known(sequence, len(ids_T)),
     )
+
+
+def _known(sequence: Sequence, length: int) -> Known:
+    if len(sequence.routed_experts) != len(sequence.routed_at):
+        raise Unsound(f"{len(sequence.routed_experts)} files of experts, and spans for {len(sequence.routed_at)}")
+    for span in sequence.routed_at:
+        if span.start < 0 or span.length < 1 or span.start + span.length > length:
+            raise Unsound(f"experts are said of tokens {span.start}..{span.start + span.length - 1} of {length}")
+    return tuple(zip(sequence.routed_experts, sequence.routed_at, strict=True))
 
 
 def _check_ids(ids_T: list[int], vocabulary: int) -> None:

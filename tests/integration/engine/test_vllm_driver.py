@@ -1,6 +1,7 @@
 """The vLLM driver against a process that speaks vLLM's wire and takes its command line."""
 
 import asyncio
+import base64
 import hashlib
 import os
 import signal
@@ -21,8 +22,9 @@ from openforge.engine.settings import Settings
 from openforge.engine.vllm import EngineLost, VllmBackend
 from openforge.models import tiny
 from openforge.runs import RunConfig
-from openforge.runs.config import EngineSection, EnvironmentSection, ModelSection, RunSection
+from openforge.runs.config import EngineSection, EnvironmentSection, LearnerSection, ModelSection, RunSection
 from openforge.weights import MANIFEST, BadWeights, Probe, Written, read_manifest
+from openforge.wire.routed import Extent, extent_of
 
 _STAND_IN = str(Path("tests/support/vllm_stand_in.py").absolute())
 _SOURCES = os.pathsep.join(str(Path(folder).absolute()) for folder in ("protos", "libs", "services"))
@@ -36,7 +38,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @asynccontextmanager
 async def _driver(
-    model: Path, monkeypatch: pytest.MonkeyPatch, *args: str, weight_path: Literal["disk", "gloo"] = "disk"
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *args: str,
+    weight_path: Literal["disk", "gloo"] = "disk",
+    routing_replay: bool = False,
 ) -> AsyncIterator[VllmBackend]:
     monkeypatch.setenv("PYTHONPATH", _SOURCES)
     settings = Settings(run="r", engine_url=f"http://127.0.0.1:{free_port()}", weight_call_timeout_s=10.0)
@@ -45,6 +51,7 @@ async def _driver(
         model=ModelSection(path=str(model), context=256),
         engine=EngineSection(kind="vllm", dtype="float32", vllm_args=args, weight_path=weight_path),
         environment=EnvironmentSection(name="letters", harness="letters"),
+        learner=LearnerSection(routing_replay=routing_replay),
     )
     driver = VllmBackend(settings, config, (sys.executable, _STAND_IN))
     await driver.start()
@@ -98,6 +105,19 @@ async def test_weights_are_broadcast_into_the_running_server_and_a_lost_learner_
             assert outcome.probe_error < 1e-4
             assert await _version(driver) == "3"
             assert driver._child is not child
+
+
+async def test_a_server_is_asked_for_experts_where_the_learner_replays_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    mixture = tiny(tmp_path / "mixture", experts=4)
+    async with _driver(mixture, monkeypatch, routing_replay=True) as driver:
+        await _apply(driver, publish(tmp_path, mixture, 0), 0)
+        asked = {"model": "policy", "token_ids": [1, 50, 60], "sampling_params": {"max_tokens": 4}}
+        async with httpx.AsyncClient(base_url=driver._settings.engine_url) as client:
+            answer = (await client.post("/inference/v1/generate", json=asked)).json()
+        (choice,) = answer["choices"]
+        assert extent_of(base64.b64decode(choice["routed_experts"])) == Extent(2 + len(choice["token_ids"]), 2, 2)
 
 
 async def test_a_failed_probe_brings_the_weights_before_back(

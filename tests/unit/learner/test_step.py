@@ -10,7 +10,7 @@ from learner_world import run_config, verdict
 
 from openforge.learner.step import Step, batch_of, step_of
 from openforge.learner.trajectories import header_of
-from openforge.protos import BlobRef, Sequence, Span, TrajectoryVerified, VersionSpan, pack_ids, pack_logprobs
+from openforge.protos import Sequence, Span, TrajectoryVerified, VersionSpan, pack_ids, pack_logprobs
 from openforge.runs.config import AlgorithmSection
 
 VOCABULARY = 259
@@ -132,13 +132,11 @@ def test_a_critic_gets_the_reward_and_no_advantage() -> None:
     assert [(one.reward, one.advantage) for one in made.sequences] == [(1.0, 0.0), (0.0, 0.0)]
 
 
-def test_images_and_experts_are_carried_to_the_batch() -> None:
+def test_images_are_carried_to_the_batch() -> None:
     whole = episode(0, 0, 1.0, [4])
-    experts = (BlobRef("ab" * 32, 64),)
-    with_more = msgspec.structs.replace(whole.sequences[0], images=("cd" * 32,), routed_experts=experts)
+    with_more = msgspec.structs.replace(whole.sequences[0], images=("cd" * 32,))
     made = step([msgspec.structs.replace(whole, sequences=(with_more,)), episode(0, 1, 0.0, [3])])
-    assert (made.sequences[0].images, made.sequences[0].routed_experts) == (("cd" * 32,), experts)
-    assert (made.sequences[1].images, made.sequences[1].routed_experts) == ((), ())
+    assert [one.images for one in made.sequences] == [("cd" * 32,), ()]
 
 
 def test_a_backend_that_takes_text_alone_refuses_images_with_a_sentence() -> None:

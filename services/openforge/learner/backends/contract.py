@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from openforge.learner.packing import TrainSequence
+from openforge.learner.routing import Mixture
 from openforge.service import BadSettings
 
 if TYPE_CHECKING:
@@ -61,11 +62,13 @@ class StepStats(msgspec.Struct, frozen=True, kw_only=True):
 class Backend(Protocol):
     """The policy, its optimizer and its random numbers. Calls come one at a time, from one thread.
 
-    `takes` names what it can use beside tokens: `images`, `routed_experts`.
+    `takes` names what it can use beside tokens: `images`. `mixture` is the model's where it replays the experts that
+    were recorded (`learner.routing_replay`), else None.
     """
 
     vocabulary: int
     takes: frozenset[str]
+    mixture: Mixture | None
 
     def train(self, sequences: Sequence[TrainSequence], step: int) -> StepStats:
         """One batch: an optimizer step for each mini-batch and epoch; `step` counts from 0 and sets the warm-up."""
@@ -76,7 +79,7 @@ class Backend(Protocol):
         ...
 
     def export(self) -> Mapping[str, Tensor]:
-        """The weights under their checkpoint names, whole, in float32, not to be kept over the next step."""
+        """The weights under the model's own names, whole, in float32, not to be kept over the next step."""
         ...
 
     def adapters(self) -> Mapping[str, Tensor]:

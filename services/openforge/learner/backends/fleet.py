@@ -54,6 +54,7 @@ class Fleet:
         self._own = backend_of_rank(config)
         self.vocabulary = self._own.vocabulary
         self.takes = self._own.takes
+        self.mixture = self._own.mixture
 
     def train(self, sequences: Sequence[TrainSequence], step: int) -> StepStats:
         _broadcast(("train", (sequences, step)))

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from openforge.learner.backends import tree_attention
+from openforge.learner.backends import replay, tree_attention
 from openforge.learner.packing import Row
 
 
@@ -21,6 +21,7 @@ class RowTensors(NamedTuple):
     """A row on a device. T tokens, P places that predict (each at one temperature), N loss tokens.
 
     Loss token n is predicted at place `at_N[n]` and belongs to the row's sequence `sequence_N[n]`, counted from 0.
+    `routed_TLk` are the experts that were recorded, -1 where none were.
     """
 
     ids_1T: Tensor
@@ -34,6 +35,7 @@ class RowTensors(NamedTuple):
     advantage_N: Tensor
     weight_N: Tensor
     sequence_N: Tensor
+    routed_TLk: Tensor | None = None
 
     @classmethod
     def of(cls, row: Row, device: str | torch.device) -> RowTensors:
@@ -58,7 +60,12 @@ class RowTensors(NamedTuple):
             advantage_N=real(row.advantage_N),
             weight_N=real(row.weight_N),
             sequence_N=whole(list(sequence_index(row))),
+            routed_TLk=None if row.routing is None else torch.tensor(row.routing.rows(), device=device),
         )
+
+    def by_own_choice(self) -> RowTensors:
+        """For another model, which sends tokens where it likes."""
+        return self._replace(routed_TLk=None)
 
 
 def sequence_index(row: Row) -> Iterator[int]:
@@ -87,10 +94,12 @@ class RowForward(nn.Module):  # type: ignore[misc]
 
     def at_places(self, row: RowTensors) -> Tensor:
         """(P, V) logits."""
+        replayed = {} if row.routed_TLk is None else {replay.ASKED: row.routed_TLk}
         logits_PV: Tensor = self.model(
             input_ids=row.ids_1T,
             position_ids=row.positions_1T,
             **self._attention(row),
+            **replayed,
             logits_to_keep=row.predictors_P,
             use_cache=False,
         ).logits[0]
@@ -124,4 +133,4 @@ class ValueForward(RowForward):
 
     def forward(self, row: RowTensors) -> Tensor:
         """values_N: what is expected before each loss token is sampled."""
-        return self.at_places(row).float()[row.at_N, 0]
+        return self.at_places(row.by_own_choice()).float()[row.at_N, 0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -21,8 +23,21 @@ def load_plain(path: str, recompute: bool = False) -> Any:
 
 def parameter_names(path: str) -> frozenset[str]:
     """Without those that are tied to others. No weights are read."""
+    return frozenset(name for name, _ in _described(path).named_parameters())
+
+
+def as_stored(path: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A model's tensors as its checkpoint names and cuts them: transformers computes all experts of a layer as one."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    stored: dict[str, torch.Tensor] = revert_weight_conversion(_described(path), dict(tensors))
+    return stored
+
+
+@lru_cache(maxsize=2)
+def _described(path: str) -> Any:
+    """The model without any numbers."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path))
-    return frozenset(name for name, _ in model.named_parameters())
+        return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path))

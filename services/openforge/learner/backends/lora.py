@@ -7,6 +7,7 @@ without adapters the model is the one the run started from.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,12 +37,19 @@ def equip(model: Any, lora: LoraSection) -> None:
     targets = "all-linear" if lora.targets == ("all-linear",) else list(lora.targets)
     config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=targets)
     try:
-        inject_adapter_in_model(config, model, adapter_name=ADAPTER)
+        with warnings.catch_warnings():  # of patterns for experts that peft adds by itself
+            warnings.filterwarnings("ignore", "The following (rank|alpha)_pattern keys", RuntimeWarning)
+            inject_adapter_in_model(config, model, adapter_name=ADAPTER)
     except ValueError as error:
         raise BackendRefused(
             f"learner.lora.targets = {list(lora.targets)} cannot be adapted in this model: {error}; "
             'write ["all-linear"], or names of its linear layers'
         ) from None
+    if any(_DOWN in name and ".experts." in name for name, _ in model.named_parameters()):
+        raise BackendRefused(
+            f"learner.lora.targets = {list(lora.targets)} would adapt experts, which engines cannot put adapters on; "
+            'write ["q_proj", "k_proj", "v_proj", "o_proj"], or rank = 0'
+        )
 
 
 def merged(parameters: Mapping[str, Tensor], lora: LoraSection) -> dict[str, Tensor]:

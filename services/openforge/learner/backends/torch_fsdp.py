@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from openforge.learner.backends import critic, kernels, loading, lora, ranks, storage
+from openforge.learner.backends import critic, kernels, loading, lora, ranks, replay, storage
 from openforge.learner.backends.contract import BackendRefused, StepStats
 from openforge.learner.backends.critic import Critic
 from openforge.learner.backends.forward import PolicyForward, RowTensors
@@ -46,6 +46,7 @@ class TorchBackend:
         torch.manual_seed(config.run.seed)
         model = self._model()
         self.vocabulary: int = model.config.vocab_size
+        self.mixture = replay.equip(model) if self.settings.routing_replay else None
         if self.settings.lora.rank:
             lora.equip(model, self.settings.lora)
         self.trained = Trained(PolicyForward(model), self.settings, self.settings.learning_rate, self.device)
@@ -154,7 +155,7 @@ class TorchBackend:
             measured = measured._replace(proximal_N=proximal_N)
         if self._reference is not None:
             with lora.without(self._reference.model):
-                reference_N = self._forwarded(self._reference, measured.tensors(self.device))
+                reference_N = self._forwarded(self._reference, measured.tensors(self.device).by_own_choice())
             measured = measured._replace(reference_N=reference_N)
         return measured
 

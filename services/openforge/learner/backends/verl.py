@@ -31,6 +31,7 @@ from openforge.learner.objective import (
     token_losses,
 )
 from openforge.learner.packing import TrainSequence
+from openforge.learner.routing import Mixture
 from openforge.runs import RunConfig
 from openforge.runs.config import AlgorithmSection
 
@@ -52,6 +53,7 @@ class VerlBackend:
     """One rank's share. Every public method is a collective: all ranks call it, in the same order."""
 
     takes: frozenset[str] = frozenset()
+    mixture: Mixture | None = None
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
@@ -226,6 +228,11 @@ def refuse(config: RunConfig) -> None:
         raise BackendRefused(
             "algorithm.advantage = 'gae': the verl backend has no critic; take another advantage, or "
             "learner.backend = 'torch'."
+        )
+    if learner.routing_replay:
+        raise BackendRefused(
+            "learner.routing_replay = true: verl's FSDP engine has no such thing, and its Megatron engine replays only "
+            "sequences that are known from their first token to their last; write false, or learner.backend = 'torch'."
         )
     if engine == "megatron" and not torch.cuda.is_available():
         raise BackendRefused(

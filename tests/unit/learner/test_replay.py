@@ -1,0 +1,250 @@
+"""Tokens are trained through the experts that they were sampled through."""
+
+import io
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from learner_world import run_config, tiny_model
+from mixtures import EXPERTS, PROMPT, episodes, mixture, npy, unchosen
+
+from openforge.blobs import DirectoryBlobs, ref_to
+from openforge.engine.loading import load
+from openforge.engine.probe import TOLERANCE
+from openforge.learner.backends.choose import backend_for
+from openforge.learner.backends.contract import BackendRefused
+from openforge.learner.backends.loading import as_stored
+from openforge.learner.backends.torch_fsdp import TorchBackend
+from openforge.learner.identity import training_digest
+from openforge.learner.lineage import LineageBroken, replay_of
+from openforge.learner.packing import TrainSequence, pack
+from openforge.learner.publisher import Publisher
+from openforge.learner.routing import NONE, Mixture, Replay, Routing
+from openforge.learner.step import Step, batch_of, step_of
+from openforge.learner.trajectories import header_of
+from openforge.protos import Span, TrajectoryVerified
+from openforge.runs import RunConfig
+
+HERE = Mixture(layers=2, experts=EXPERTS, per_token=2)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return mixture(tmp_path_factory.mktemp("models") / "mixture")
+
+
+@pytest.fixture(scope="module")
+def config(model: Path) -> RunConfig:
+    return run_config(model, learner={"routing_replay": True})
+
+
+@pytest.fixture(scope="module")
+def group(config: RunConfig, model: Path) -> tuple[list[TrajectoryVerified], dict[str, bytes]]:
+    return episodes(config, model)
+
+
+def _step(
+    config: RunConfig, members: list[TrajectoryVerified], files: dict[str, bytes], mixture: Mixture = HERE
+) -> Step:
+    batch = batch_of(0, [members[0].group], {one.episode: one for one in members}, 0)
+    return step_of(batch, config.algorithm, 259, Replay(mixture, files))
+
+
+def _unlike(backend: TorchBackend, files: dict[str, bytes]) -> None:
+    """Make the routers prefer, for about half of all tokens, experts that none of the recorded ones went through."""
+    drawn = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for layer, block in enumerate(backend.policy.model.model.layers):
+            for expert in unchosen(files, layer):
+                block.mlp.gate.weight[expert] = 30.0 * torch.randn(32, generator=drawn)
+
+
+def _gap(told: list[list[float]], sequences: tuple[TrainSequence, ...]) -> float:
+    return max(
+        abs(ours - theirs)
+        for ours_K, one in zip(told, sequences, strict=True)
+        for ours, theirs in zip(ours_K, one.mu_logprobs_K, strict=True)
+    )
+
+
+def test_log_probs_are_the_recorded_ones_although_the_router_would_now_choose_others(
+    config: RunConfig, group: tuple[list[TrajectoryVerified], dict[str, bytes]]
+) -> None:
+    members, files = group
+    assert all(unchosen(files, layer) for layer in range(2))
+    made = _step(config, members, files)
+    backend = TorchBackend(config)
+    assert made.metrics["routing_replayed"] == 1.0
+    assert _gap(backend.logprobs(made.sequences), made.sequences) < 1e-4
+    _unlike(backend, files)
+    assert _gap(backend.logprobs(made.sequences), made.sequences) < 1e-3
+    alone = tuple(msgspec.structs.replace(one, routing=None) for one in made.sequences)
+    assert _gap(backend.logprobs(alone), alone) > 0.1, "left to itself the router sends them elsewhere"
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_the_gradient_reaches_the_routers_at_the_experts_that_were_replayed_and_at_no_others(
+    model: Path, group: tuple[list[TrajectoryVerified], dict[str, bytes]], recompute: bool
+) -> None:
+    members, files = group
+    options = {"backend_options": {"recompute": recompute}, "routing_replay": True, "learning_rate": 1e-6}
+    config = run_config(model, learner=options)
+    backend = TorchBackend(config)
+    _unlike(backend, files)
+    before = {name: tensor.clone() for name, tensor in as_stored(str(model), backend.export()).items()}
+    stats = backend.train(_step(config, members, files).sequences, 0)
+    assert stats.gap_max < 1e-3
+    after = as_stored(str(model), backend.export())
+    for layer in range(2):
+        router, experts = f"model.layers.{layer}.mlp.gate.weight", f"model.layers.{layer}.mlp.experts"
+        moved = (after[router] != before[router]).any(1)
+        beside = unchosen(files, layer)
+        assert not moved[beside].any()
+        assert moved[[expert for expert in range(EXPERTS) if expert not in beside]].any()
+        for expert in beside:
+            name = f"{experts}.{expert}.down_proj.weight"
+            assert torch.equal(after[name], before[name])
+
+
+def test_recomputed_activations_go_through_the_same_experts(
+    model: Path, group: tuple[list[TrajectoryVerified], dict[str, bytes]]
+) -> None:
+    members, files = group
+    norms = []
+    for recompute in (False, True):
+        options = {"backend_options": {"recompute": recompute}, "routing_replay": True}
+        backend = TorchBackend(run_config(model, learner=options))
+        _unlike(backend, files)
+        norms.append(backend.train(_step(backend.config, members, files).sequences, 0).grad_norm)
+    assert norms[0] == pytest.approx(norms[1], rel=1e-5)
+
+
+def test_a_trained_mixture_is_published_as_its_checkpoint_and_served(
+    config: RunConfig, model: Path, group: tuple[list[TrajectoryVerified], dict[str, bytes]], tmp_path: Path
+) -> None:
+    from safetensors import safe_open
+
+    members, files = group
+    backend = TorchBackend(config)
+    backend.train(_step(config, members, files).sequences, 0)
+    written = Publisher(backend, config, tmp_path / "weights").write(1, 0, "")
+    with safe_open(model / "model.safetensors", "pt") as file:
+        assert as_stored(str(model), backend.export()).keys() == set(file.keys())
+    assert load(Path(written.path), "float32", digest=written.digest).probe_error < TOLERANCE["float32"]
+
+
+def test_adapters_train_the_attention_of_a_mixture_and_are_served(
+    model: Path, group: tuple[list[TrajectoryVerified], dict[str, bytes]], tmp_path: Path
+) -> None:
+    members, files = group
+    with pytest.raises(BackendRefused, match=r"would adapt experts.*q_proj"):
+        TorchBackend(run_config(model, learner={"lora": {"rank": 4}}))
+    lora = {"rank": 4, "targets": ["q_proj", "k_proj", "v_proj", "o_proj"]}
+    config = run_config(model, learner={"routing_replay": True, "lora": lora, "learning_rate": 1e-2})
+    backend = TorchBackend(config)
+    backend.train(_step(config, members, files).sequences, 0)
+    written = Publisher(backend, config, tmp_path / "weights").write(1, 0, "")
+    assert load(Path(written.path), "float32", digest=written.digest).probe_error < TOLERANCE["float32"]
+
+
+def test_rows_hold_what_the_first_sequence_that_knows_tells_of_a_shared_token() -> None:
+    def one(ids: list[int], told: dict[int, int]) -> TrainSequence:
+        rows = np.full((len(ids), 2, 2), NONE, np.int16)
+        for at, value in told.items():
+            rows[at] = value
+        loss = list(range(4, len(ids)))
+        return TrainSequence(
+            ids_T=ids,
+            at_K=loss,
+            mu_logprobs_K=[-1.0] * len(loss),
+            advantage=1.0,
+            weight=0.1,
+            temperature=1.0,
+            routing=Routing(rows.tobytes(), 2, 2),
+        )
+
+    sequences = [
+        one([5, 6, 7, 8, 1, 1, 1], {0: 10, 1: 11, 4: 14, 5: 15}),
+        one([5, 6, 7, 8, 2, 2], {0: 20, 2: 22, 4: 24}),
+        one([5, 6, 7, 8, 3, 3], {3: 33, 4: 34}),
+        msgspec.structs.replace(one([5, 6, 9, 9, 9, 9], {}), routing=None),
+    ]
+    (row,) = pack(sequences, 64)
+    assert row.routing is not None
+    rows = row.routing.rows()
+    assert bool((rows == rows[:, :1, :1]).all())
+    told = [(token, int(value)) for token, value in zip(row.ids_T, rows[:, 0, 0], strict=True)]
+    assert told == [(5, 10), (6, 11), (7, 22), (8, 33), (1, 14), (1, 15), (2, 24), (3, 34), (9, -1), (9, -1), (9, -1)]
+
+
+def test_a_group_shares_its_prompt_and_has_the_log_probs_of_each_member_alone(
+    config: RunConfig, group: tuple[list[TrajectoryVerified], dict[str, bytes]]
+) -> None:
+    members, files = group
+    sequences = _step(config, members, files).sequences
+    backend = TorchBackend(config)
+    _unlike(backend, files)
+    (row,) = pack(sequences, 256)
+    assert len(row.ids_T) < sum(one.at_K[-1] for one in sequences) - 2 * len(PROMPT)
+    together = backend.logprobs(sequences)
+    for told, one in zip(together, sequences, strict=True):
+        assert backend.logprobs([one])[0] == pytest.approx(told, abs=1e-5)
+
+
+def test_what_tells_of_another_model_or_of_too_few_tokens_is_not_replayed(
+    config: RunConfig, group: tuple[list[TrajectoryVerified], dict[str, bytes]]
+) -> None:
+    members, files = group
+    (member, *_) = members
+    (sequence,) = member.sequences
+    (ref,), (at,) = sequence.routed_experts, sequence.routed_at
+    rows = np.load(io.BytesIO(files[ref.digest]))
+    others = [npy(rows[:, :1]), npy(rows[:-1]), npy(np.full_like(rows, EXPERTS)), b"no file"]
+    for other in others:
+        told = msgspec.structs.replace(sequence, routed_experts=(ref_to(other), ref), routed_at=(at, Span(0, 10)))
+        changed = msgspec.structs.replace(member, sequences=(told,))
+        (made, *_) = _step(config, [changed, *members[1:]], files | {ref_to(other).digest: other}).sequences
+        assert made.routing is not None
+        assert (made.routing.rows()[:10] == rows[:10]).all()
+        assert (made.routing.rows()[10:] == NONE).all()
+
+
+def test_spans_that_lie_outside_make_a_trajectory_unsound(
+    group: tuple[list[TrajectoryVerified], dict[str, bytes]],
+) -> None:
+    (member, *_), _ = group
+    (sequence,) = member.sequences
+    assert header_of(member, 259).unsound == ""
+    for spans in ((Span(0, 99),), (Span(-1, 4),), ()):
+        told = msgspec.structs.replace(member, sequences=(msgspec.structs.replace(sequence, routed_at=spans),))
+        assert "experts" in header_of(told, 259).unsound
+
+
+async def test_a_batch_whose_files_are_gone_is_not_trained_otherwise(
+    group: tuple[list[TrajectoryVerified], dict[str, bytes]], tmp_path: Path
+) -> None:
+    members, files = group
+    batch = batch_of(4, [members[0].group], {one.episode: one for one in members}, 0)
+    blobs = DirectoryBlobs(str(tmp_path))
+    refs = [await blobs.put(file) for file in files.values()]
+    assert await replay_of(blobs, HERE, batch) == Replay(HERE, files)
+    assert await replay_of(blobs, None, batch) is None
+    await blobs.delete(refs[0])
+    with pytest.raises(LineageBroken, match=r"the batch after version 4 needs it: .*restore the blobs"):
+        await replay_of(blobs, HERE, batch)
+
+
+def test_a_model_without_experts_and_verl_are_refused_with_the_way_out(tmp_path: Path) -> None:
+    asked = {"routing_replay": True}
+    with pytest.raises(BackendRefused, match=r"learner.routing_replay = true: .*'llama' has no router"):
+        backend_for(run_config(tiny_model(tmp_path), learner=asked))
+    with pytest.raises(BackendRefused, match=r"learner.routing_replay = true: verl's"):
+        backend_for(run_config(tiny_model(tmp_path), learner=asked | {"backend": "verl"}))
+
+
+def test_a_run_from_before_there_was_any_goes_on(model: Path) -> None:
+    """The digest that such a run's batches carry."""
+    plain, replaying = run_config(model), run_config(model, learner={"routing_replay": True})
+    assert training_digest(plain) != training_digest(replaying)
