@@ -50,6 +50,7 @@ _SILENT_S = 60.0
 _NEW_CONNECTIONS = httpx.Limits(max_keepalive_connections=0)
 """A kept connection that the server closes in the same moment would look like a weight call that failed."""
 _TERM_S = 10.0
+_ACCELERATORS = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Those that `--max-lora-rank` may be."""
 
@@ -285,6 +286,13 @@ class VllmBackend:
     def _die(self, error: EngineLost) -> None:
         if not self.died.done():
             self.died.set_exception(error)
+
+
+def _has_accelerator() -> bool:
+    """On a CPU vLLM dies of a prompt that it splits between two steps where the request has a seed, as all of ours
+    have: it wants to set the random generator back, and that of a CPU has no place (0.32: `_bookkeeping_sync`).
+    """
+    return any(device.exists() for device in _ACCELERATORS)
 
 
 def _whole(folder: Path) -> list[str]:
