@@ -8,7 +8,7 @@ import pytest_asyncio
 from container_daemons import Daemons, running_daemons
 from sandbox_drivers import CASES, Case
 
-from openforge.sandbox.contract import Box, SandboxDriver
+from openforge.sandbox.contract import Box, ExecResult, Sandbox, SandboxDriver
 
 
 @pytest.fixture(scope="session")
@@ -23,6 +23,10 @@ def marked(case: Case) -> object:
 def on(*cases: Case) -> pytest.MarkDecorator:
     """The test runs on these only. In a mark of its own, so that what a case needs is made once."""
     return pytest.mark.parametrize("case", [marked(case) for case in cases], indirect=True)
+
+
+async def sh(box: Sandbox, command: str, timeout_s: float = 60.0, output_cap: int = 1 << 20) -> ExecResult:
+    return await box.exec(command, timeout_s=timeout_s, output_cap=output_cap)
 
 
 @pytest.fixture(scope="module", params=[marked(case) for case in CASES])
