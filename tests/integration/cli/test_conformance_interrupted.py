@@ -39,6 +39,7 @@ async def hosted(runs: Path) -> None:
     facts += [verdict, *more, msgspec.structs.replace(other, sequences=(long,))]
     home = Home("conformance", runs)
     home.make()
+    (home.root / "struck.json").write_bytes(b'{"e-0": {"none": 2, "error_500": 1}}')
     home.credentials().make()
     server = NatsServer(ServerConfig(folder=str(home.nats), port=free_port()))
     await server.start()
@@ -69,4 +70,5 @@ async def test_a_signal_while_it_judges_ends_it_at_once_and_keeps_the_lines_that
         assert await process.wait() == 130, said
     assert shown.split()[:2] == [b"codex", b"plain"]
     assert said == f"interrupted: 1 jobs have a line, figures in {out}; --judge goes on with what was hosted\n"
-    assert [(row["harness"], row["scenario"]) for row in msgspec.json.decode(out.read_bytes())] == [("codex", "plain")]
+    [row] = msgspec.json.decode(out.read_bytes())
+    assert (row["harness"], row["scenario"], row["faults"]) == ("codex", "plain", {"error_500": 1})

@@ -102,13 +102,13 @@ class Host:
 
     async def _judged(self, home: Home, tasks: Sequence[str] = ()) -> None:
         """What the run that rests in `home` was, line by line: each of its tasks, or `tasks` alone."""
-        struck: dict[str, Counter[Fault]] = {}
+        struck: dict[str, dict[Fault, int]] = {}
         if _struck(home).exists():
-            struck = msgspec.json.decode(_struck(home).read_bytes(), type=dict[str, Counter[Fault]])
+            struck = msgspec.json.decode(_struck(home).read_bytes(), type=dict[str, dict[Fault, int]])
         for episode in await _episodes(home):
             if tasks and episode.requested.task.task not in tasks:
                 continue
-            faults = struck.get(episode.requested.episode, Counter())
+            faults = Counter(struck.get(episode.requested.episode, {}))
             judge = partial(row_of, episode, self._reading, self._weights, faults)
             self._show(await unless_stopped(judge, self._stopped))
 
