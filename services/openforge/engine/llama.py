@@ -90,13 +90,12 @@ class Llama:
             v = qkv[:, rotated:].view(T, shape.kv_heads, shape.head_size)
             x = layer.out.plus(attend(index, qk[:, : shape.heads], qk[:, shape.heads :], v), x)
             normed = rms_norm(x, (shape.hidden,), layer.norm_mlp, shape.rms_eps)
-            if isinstance(layer.mlp, Mixture):
-                x, experts_Tk = layer.mlp.plus(normed, x)
+            if isinstance(layer.mlp, Network):
+                x, experts_Tk = layer.mlp.plus(normed, x), None
             else:
-                x = layer.mlp.plus(normed, x)
-                experts_Tk = torch.zeros(T, shape.experts_per_token, dtype=torch.long)
+                x, experts_Tk = layer.mlp.plus(normed, x)
             if chosen is not None:
-                chosen.append(experts_Tk)
+                chosen.append(torch.zeros(T, shape.experts_per_token).long() if experts_Tk is None else experts_Tk)
         return x
 
     def logits(self, hidden_N: torch.Tensor) -> torch.Tensor:

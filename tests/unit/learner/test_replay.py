@@ -2,17 +2,20 @@
 
 import io
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 import torch
+import transformers
 from learner_world import run_config, tiny_model
 from mixtures import EXPERTS, PROMPT, episodes, mixture, npy, unchosen
 
 from openforge.blobs import DirectoryBlobs, ref_to
 from openforge.engine.loading import load
 from openforge.engine.probe import TOLERANCE
+from openforge.learner.backends import replay
 from openforge.learner.backends.choose import backend_for
 from openforge.learner.backends.contract import BackendRefused
 from openforge.learner.backends.loading import as_stored
@@ -242,6 +245,70 @@ def test_a_model_without_experts_and_verl_are_refused_with_the_way_out(tmp_path:
         backend_for(run_config(tiny_model(tmp_path), learner=asked))
     with pytest.raises(BackendRefused, match=r"learner.routing_replay = true: verl's"):
         backend_for(run_config(tiny_model(tmp_path), learner=asked | {"backend": "verl"}))
+
+
+_SMALL = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 64,
+    "num_experts_per_tok": 2,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def _small(kind: str, **more: object) -> Any:
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{kind}Config")(**(_SMALL | more))
+    model = getattr(transformers, f"{kind}ForCausalLM")(config).float().eval()
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, std=0.3)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        ("Qwen3Moe", {"num_experts": 8, "moe_intermediate_size": 16, "head_dim": 16}),
+        ("Qwen2Moe", {"num_experts": 8, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16}),
+        ("Mixtral", {"num_local_experts": 8}),
+        ("Olmoe", {"num_experts": 8}),
+    ],
+)
+def test_a_model_that_is_told_its_own_choice_says_the_same_and_other_experts_change_what_follows(
+    kind: str, more: dict[str, object]
+) -> None:
+    model, own = _small(kind, **more), list[torch.Tensor]()
+    assert replay.equip(model) == Mixture(layers=2, experts=8, per_token=2)
+    for module in model.modules():
+        if type(module).__name__.endswith("TopKRouter"):
+            module.register_forward_hook(lambda module, args, said: own.append(said[2]))
+    ids = torch.arange(3, 23)[None]
+    with torch.no_grad():
+        left_alone = model(input_ids=ids).logits[0]
+        chosen = torch.stack(own, 1).to(torch.int16)
+        half, others = chosen.clone(), chosen.clone()
+        half[::2] = NONE
+        others[5:] = (others[5:] + 1) % 8
+        for known in (chosen, half):
+            assert torch.allclose(model(input_ids=ids, routed_experts=known).logits[0], left_alone, atol=1e-4)
+        elsewhere = model(input_ids=ids, routed_experts=others).logits[0]
+        assert torch.allclose(elsewhere[:5], left_alone[:5], atol=1e-4)
+        assert bool(((elsewhere[5:] - left_alone[5:]).abs().amax(-1) > 1e-2).all())
+
+
+def test_routers_that_weigh_otherwise_are_refused() -> None:
+    model = _small("Qwen3Moe", num_experts=8, moe_intermediate_size=16, head_dim=16)
+    router = model.model.layers[1].mlp.gate
+    router.register_forward_hook(lambda module, args, said: (said[0], said[1] * 2.5, said[2]))
+    with pytest.raises(BackendRefused, match=r"Qwen3MoeTopKRouter does not weigh experts by a softmax"):
+        replay.equip(model)
 
 
 def test_a_run_from_before_there_was_any_goes_on(model: Path) -> None:
