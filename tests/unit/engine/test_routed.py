@@ -114,6 +114,21 @@ def test_what_was_sampled_before_other_weights_came_keeps_its_experts(folders: l
     _assert_true(again, folders[1])
 
 
+def test_layers_without_experts_have_zeros(folders: list[Path], tmp_path: Path) -> None:
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    config = Qwen3MoeConfig.from_pretrained(folders[0], mlp_only_layers=[0])
+    torch.manual_seed(0)
+    Qwen3MoeForCausalLM(config).save_pretrained(tmp_path)
+    batch, request = Batch(_served(tmp_path, "0"), LIMITS), _request(PROMPT, 6, 1)
+    batch.add(request)
+    _finish(batch)
+    rows = request.routed.first()
+    assert rows is not None
+    assert not rows[:, 0].any()
+    assert_chosen_by(reference_router_probabilities(tmp_path, request.tokens[:-1]), rows[:, 1:])
+
+
 def test_nothing_is_recorded_unless_asked(folders: list[Path]) -> None:
     batch = Batch(_served(folders[0], "0"), Limits())
     request = _request(PROMPT, 3, 1)
