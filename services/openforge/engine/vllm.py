@@ -230,6 +230,7 @@ class VllmBackend:
             *("--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
             *("--weight-transfer-config", '{"backend": "openforge"}'),
             *("--structured-outputs-config", '{"backend": "guidance"}'),
+            *(() if _has_accelerator() else ("--no-enable-chunked-prefill",)),
             *(("--enable-return-routed-experts",) if self._config.learner.routing_replay else ()),
             *engine.vllm_args,
         ]
