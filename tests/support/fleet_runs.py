@@ -4,11 +4,15 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from learner_world import ROOT
+from safetensors.torch import load_file
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 SCRIPT = ROOT / "tests/support/fleet_steps.py"
 OF_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -44,3 +48,35 @@ def flat(value: Any) -> list[float]:
             return [number for inner in value for number in flat(inner)]
         case _:
             return [float(value)]
+
+
+def furthest(left: Path, right: Path) -> float:
+    """The largest difference between two weights of the same name; the names are the same."""
+    ours, theirs = (load_file(folder / "weights.safetensors") for folder in (left, right))
+    assert ours.keys() == theirs.keys()
+    return max((ours[name] - theirs[name]).abs().max().item() for name in ours)
+
+
+def state(folder: Path) -> dict[str, Any]:
+    """Everything that a checkpoint holds, by its path in it, whole: weights, optimizer, random numbers."""
+    dcp_to_torch_save(folder, folder.parent / "whole.pt")
+    return dict(leaves("", torch.load(folder.parent / "whole.pt", weights_only=False)))
+
+
+def leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
+    if items is None:
+        yield path, value
+    else:
+        for name, inner in items:
+            yield from leaves(f"{path}/{name}", inner)
+
+
+def same_state(left: Path, right: Path) -> bool:
+    """Bit for bit."""
+    one, other = state(left), state(right)
+    assert any("exp_avg_sq" in name for name in one), "the optimizer's moments are in it"
+    return one.keys() == other.keys() and all(
+        torch.equal(value, other[name]) if isinstance(value, torch.Tensor) else value == other[name]
+        for name, value in one.items()
+    )

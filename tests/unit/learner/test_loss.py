@@ -153,6 +153,17 @@ def test_log_ratios_are_bounded_at_20_and_untouched_below() -> None:
     assert found.tolist() == [-19.5, 19.5, 20.0, -20.0]
 
 
+def test_the_ratio_of_a_sequence_is_bounded_at_e_to_the_10_and_untouched_below() -> None:
+    own, bad = torch.tensor([0]), torch.tensor([-1.0], dtype=torch.float64)
+
+    def gspo(log_ratio: float) -> float:
+        logprobs, old = torch.tensor([0.0], dtype=torch.float64), torch.tensor([-log_ratio], dtype=torch.float64)
+        return loss.gspo(logprobs, old, bad, own, 3e-4, 4e-4).item()
+
+    assert gspo(9.5) == pytest.approx(math.exp(9.5))
+    assert gspo(30.0) == pytest.approx(math.exp(10.0))
+
+
 def test_the_correction_is_applied_once() -> None:
     """In bypass the ratio to what sampled is the correction; a second weight would square it."""
     ratio = torch.tensor([math.log(1.1)], dtype=torch.float64)

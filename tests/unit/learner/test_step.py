@@ -90,6 +90,19 @@ def test_a_group_from_which_one_member_is_left_teaches_nothing() -> None:
     assert made.zero_variance_groups == 1
 
 
+def test_of_which_versions_its_tokens_are_changes_no_advantage_of_a_group() -> None:
+    rewards, versions = (1.0, 0.0, 0.5), (0, 1, 3)
+    alike = step([episode(0, member, reward, [4]) for member, reward in enumerate(rewards)])
+    mixed = step(
+        [
+            episode(0, member, reward, [4], version)
+            for member, (reward, version) in enumerate(zip(rewards, versions, strict=True))
+        ]
+    )
+    assert [one.advantage for one in mixed.sequences] == [one.advantage for one in alike.sequences]
+    assert alike.sequences[0].advantage > 0
+
+
 def test_a_masked_token_in_the_middle_is_as_if_it_were_not_there_to_train() -> None:
     whole = episode(0, 0, 1.0, [6])
     (sequence,) = whole.sequences

@@ -17,7 +17,7 @@ from openforge.learner.backends.torch_fsdp import TorchBackend
 from openforge.learner.backends.trained import learning_rate
 from openforge.learner.publisher import Publisher
 from openforge.learner.step import Step, batch_of, step_of
-from openforge.protos import PolicyPublished, TrajectoryVerified
+from openforge.protos import PolicyPublished, Span, TrajectoryVerified, pack_logprobs, unpack_logprobs
 from openforge.runs import RunConfig
 from openforge.weights import Written
 
@@ -71,6 +71,22 @@ def test_rows_do_not_change_the_step(config: RunConfig, tmp_path: Path) -> None:
     assert narrow_stats.rows > wide_stats.rows
     assert narrow_stats.loss == pytest.approx(wide_stats.loss, rel=1e-5)
     assert narrow_stats.grad_norm == pytest.approx(wide_stats.grad_norm, rel=1e-5)
+
+
+def test_one_row_and_several_have_the_same_gradient_in_every_weight(config: RunConfig, tmp_path: Path) -> None:
+    """Where the mean was taken over each row by itself, ragged answers would weigh by the row that they are in."""
+    rows, gradients = list[int](), list[list[torch.Tensor]]()
+    for row_tokens in (256, 40, 28, 22):
+        options = {"fill_tokens": row_tokens}
+        learner = {"row_tokens": row_tokens, "gradient_clip": 0.0, "backend_options": options}
+        cut = run_config(tmp_path / "model", learner=learner)
+        backend = TorchBackend(cut)
+        rows.append(backend.train(step(cut, backend, batch(cut)).sequences, 0).rows)
+        gradients.append([parameter.grad for parameter in backend.trained.parameters])
+    assert rows == [1, 2, 4, 5]
+    for others in gradients[1:]:
+        for found, expected in zip(others, gradients[0], strict=True):
+            assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
 
 
 def test_a_checkpoint_continues_bit_for_bit(config: RunConfig, tmp_path: Path) -> None:
@@ -258,6 +274,30 @@ def test_the_backends_loss_is_the_formula_over_its_own_log_probs(tmp_path: Path)
         case = reference_losses.Case(one.mu_logprobs_K, one.mu_logprobs_K, [], [one.advantage] * len(pi), [])
         expected += one.weight * sum(formula(pi, pi, case))
     assert backend.train(made.sequences, 0).loss == pytest.approx(expected, rel=1e-5, abs=1e-5)
+
+
+def test_a_tool_token_in_the_middle_is_in_no_count_and_in_no_loss(tmp_path: Path) -> None:
+    config = run_config(tiny_model(tmp_path), algorithm={"loss": "ppo_clip"})
+    backend = TorchBackend(config)
+    members = [verdict(config, 0, member, 0, reward=float(member)) for member in range(4)]
+    made = step(config, backend, [_with_a_hole(one) for one in members])
+    loss_tokens = sum(len(unpack_logprobs(one.sequences[0].logprobs)) - 1 for one in members)
+    formula, expected = reference_losses.ppo(0.2, 0.28, 0.0), 0.0
+    for one, pi in zip(made.sequences, backend.logprobs(made.sequences), strict=True):
+        case = reference_losses.Case(one.mu_logprobs_K, one.mu_logprobs_K, [], [one.advantage] * len(pi), [])
+        expected += sum(formula(pi, pi, case)) / loss_tokens
+    stats = backend.train(made.sequences, 0)
+    assert stats.loss_tokens == loss_tokens
+    assert stats.loss == pytest.approx(expected, rel=1e-5, abs=1e-5)
+
+
+def _with_a_hole(one: TrajectoryVerified) -> TrajectoryVerified:
+    """Its second answer token as if a tool had said it."""
+    (sequence,) = one.sequences
+    (span,), (told, _, *more) = sequence.loss, unpack_logprobs(sequence.logprobs)
+    loss = (Span(span.start, 1), Span(span.start + 2, span.length - 2))
+    holed = msgspec.structs.replace(sequence, loss=loss, logprobs=pack_logprobs([told, *more]))
+    return msgspec.structs.replace(one, sequences=(holed,))
 
 
 def test_adapters_start_without_effect_and_are_published_merged(tmp_path: Path) -> None:
