@@ -24,11 +24,11 @@ PROMPT = [1, *range(2000, 2300)]
 """Longer than a cache block, so that a stale prefix would show."""
 
 
-class Served:
-    """A driver with its server, and the model folders behind its versions."""
+class Server:
+    """A server, and the model folders behind its versions."""
 
-    def __init__(self, driver: VllmBackend, client: httpx.AsyncClient, root: Path, models: list[Path]) -> None:
-        self.driver, self.client, self.root, self.models = driver, client, root, models
+    def __init__(self, client: httpx.AsyncClient, models: list[Path]) -> None:
+        self.client, self.models = client, models
 
     async def generate(self, ids: list[int], request_id: str = "", **params: object) -> GenerateResponse:
         asked = GenerateRequest(
@@ -56,6 +56,14 @@ class Served:
 
     def truth(self, version: int, ids: list[int], answer: list[int]) -> list[float]:
         return reference_logprobs(self.models[version], ids, answer)
+
+
+class Served(Server):
+    """A server and the driver that started it."""
+
+    def __init__(self, driver: VllmBackend, client: httpx.AsyncClient, root: Path, models: list[Path]) -> None:
+        super().__init__(client, models)
+        self.driver, self.root = driver, root
 
 
 @asynccontextmanager
