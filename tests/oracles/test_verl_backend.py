@@ -1,6 +1,7 @@
 """verl's FSDP engine with our loss, on gloo, in one process and in two: the torch backend's steps, up to rounding."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,13 @@ import fleet_steps
 import pytest
 import torch
 import torch.distributed as dist
-from fleet_runs import close, steps
-from learner_world import tiny_model
+from fleet_runs import close, furthest, same_state, steps
+from learner_world import run_config, tiny_model
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
-from openforge.learner.backends.contract import BackendRefused
+from openforge.learner.checkpoints import Checkpoint, Checkpoints, Memory
+from openforge.learner.plain import policy_of, write_plain
 
 VERL = {"learner": {"backend": "verl"}}
 ALGORITHMS: dict[str, dict[str, Any]] = {
@@ -50,13 +53,6 @@ def alone(model: Path, out: Path, algorithm: dict[str, Any], more: dict[str, Any
     return dict(json.loads((out / "seen.json").read_text()))
 
 
-def furthest(left: Path, right: Path) -> float:
-    """The largest difference between two weights of the same name; the names are the same."""
-    ours, theirs = (load_file(folder / "weights.safetensors") for folder in (left, right))
-    assert ours.keys() == theirs.keys()
-    return max((ours[name] - theirs[name]).abs().max().item() for name in ours)
-
-
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_losses_gradients_log_probs_and_weights_are_those_of_the_torch_backend(
     model: Path, tmp_path: Path, name: str
@@ -68,7 +64,7 @@ def test_losses_gradients_log_probs_and_weights_are_those_of_the_torch_backend(
     assert furthest(tmp_path / "torch", tmp_path / "verl") < 1e-5
 
 
-def test_two_ranks_equal_one_and_their_checkpoint_goes_on_there_alone(model: Path, tmp_path: Path) -> None:
+def test_two_ranks_equal_one_and_go_on_as_the_torch_backend_goes_on(model: Path, tmp_path: Path) -> None:
     ours = alone(model, tmp_path / "torch", ALGORITHMS["everything"], {})
     sections = {"algorithm": ALGORITHMS["everything"], **VERL}
     theirs = steps(model, 2, tmp_path / "two", sections=sections)
@@ -78,8 +74,38 @@ def test_two_ranks_equal_one_and_their_checkpoint_goes_on_there_alone(model: Pat
     went_on = alone(model, tmp_path / "on", ALGORITHMS["everything"], {}, str(tmp_path / "torch/state"))
     resumed = steps(model, 2, tmp_path / "resumed", tmp_path / "two/state", sections)
     assert close(went_on["steps"], resumed["steps"], 1e-4)
-    with pytest.raises(BackendRefused, match=r"2 ranks, and .* set learner\.world_size = 2"):
-        alone(model, tmp_path / "one", ALGORITHMS["everything"], VERL, str(tmp_path / "two/state"))
+
+
+def test_weights_and_optimizer_are_the_same_bits_however_many_ranks_hold_them(model: Path, tmp_path: Path) -> None:
+    steps(model, 2, tmp_path / "two", sections=VERL)
+    on_one = alone(model, tmp_path / "one", {}, VERL, str(tmp_path / "two/state"))
+    on_two = steps(model, 2, tmp_path / "back", tmp_path / "one/state", VERL)
+    assert same_state(tmp_path / "two/state", tmp_path / "one/state")
+    assert same_state(tmp_path / "two/state", tmp_path / "back/state")
+    assert close(on_one["steps"], on_two["steps"], 1e-4)
+
+
+def test_what_two_ranks_saved_is_exported_as_a_plain_folder_with_the_weights_that_they_had(
+    model: Path, tmp_path: Path
+) -> None:
+    steps(model, 2, tmp_path / "two", sections=VERL)
+    config = run_config(model, "r", learner={"backend": "verl"})
+    checkpoint = whole_checkpoint(tmp_path / "checkpoints", tmp_path / "two/state")
+    write_plain(policy_of(checkpoint, config), config, tmp_path / "plain", "float32")
+    found = dict(AutoModelForCausalLM.from_pretrained(tmp_path / "plain", dtype=torch.float32).named_parameters())
+    had = load_file(tmp_path / "two/weights.safetensors")
+    assert found.keys() == had.keys()
+    assert all(torch.equal(found[name], had[name]) for name in had)
+    assert not torch.equal(had["model.norm.weight"], load_file(model / "model.safetensors")["model.norm.weight"])
+
+
+def whole_checkpoint(root: Path, state: Path) -> Checkpoint:
+    checkpoints = Checkpoints(root)
+    checkpoints.save(
+        Memory(version=3, config_digest="d", batcher=b"", cursors={}),
+        lambda folder: shutil.copytree(state, folder, dirs_exist_ok=True) and None,
+    )
+    return next(checkpoints.newest_first())
 
 
 def test_a_checkpoint_goes_on_as_if_nothing_had_happened(model: Path, tmp_path: Path) -> None:
@@ -89,5 +115,4 @@ def test_a_checkpoint_goes_on_as_if_nothing_had_happened(model: Path, tmp_path: 
     resumed = alone(model, tmp_path / "verl-on", {}, VERL, str(tmp_path / "verl/state"))
     assert close(resumed["steps"], expected["steps"], 1e-5)
     assert furthest(tmp_path / "torch-on", tmp_path / "verl-on") < 1e-5
-    saved = torch.load(tmp_path / "verl/state/model_world_size_1_rank_0.pt", weights_only=False)
-    assert saved
+    assert not list((tmp_path / "verl/state").glob("*.pt")), "no pickles of verl's"

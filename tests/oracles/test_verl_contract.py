@@ -13,7 +13,9 @@ import torch.distributed as dist
 import verl
 from learner_world import run_config, tiny_model, verdict
 
+from openforge.learner.backends.contract import BackendRefused
 from openforge.learner.backends.options import VerlOptions
+from openforge.learner.backends.storage import policy_parameters
 from openforge.learner.backends.torch_fsdp import TorchBackend
 from openforge.learner.backends.verl_platform import use_cpu
 from openforge.learner.step import batch_of, step_of
@@ -170,6 +172,27 @@ def test_a_step_by_megatrons_conventions_is_a_step_of_the_torch_backend(config: 
     assert found.grad_norm == pytest.approx(expected.grad_norm, rel=1e-5)
     for left, right in zip(ours.logprobs(batch), theirs.logprobs(batch), strict=True):
         assert left == pytest.approx(right, abs=1e-4)
+
+
+def test_a_checkpoint_of_megatrons_files_holds_the_policy_and_refuses_other_ranks_with_the_way_out(
+    config: RunConfig, tmp_path: Path
+) -> None:
+    from openforge.learner.backends.verl import MARK, VerlBackend
+
+    backend, state = VerlBackend(config), tmp_path / "state"
+    backend.train(sequences(config, backend.vocabulary), 0)
+    state.mkdir()
+    backend.save(state)
+    expected = {name: tensor.clone() for name, tensor in backend.export().items()}
+    assert {name: tensor.float().tolist() for name, tensor in policy_parameters(state).items()} == {
+        name: tensor.tolist() for name, tensor in expected.items()
+    }
+    backend.train(sequences(config, backend.vocabulary), 1)
+    backend.load(state)
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in backend.export().items())
+    (state / MARK).write_text('{"verl": "0.9.1", "ranks": 4}')
+    with pytest.raises(BackendRefused, match=r"world_size = 4, or .* `openforge checkpoint export lineage OUT`"):
+        backend.load(state)
 
 
 def test_its_constructor_takes_what_the_registry_passes_on() -> None:

@@ -25,11 +25,6 @@ def policy_of(checkpoint: Checkpoint, config: RunConfig) -> dict[str, Tensor]:
     """The trained parameters under their names in the model, adapters beside what they adapt. Raises `Unreadable`."""
     from openforge.learner.backends.storage import policy_parameters
 
-    if config.learner.backend != "torch":
-        raise Unreadable(
-            f"{checkpoint.folder} was written by learner.backend = {config.learner.backend!r}, whose files only that "
-            "backend reads: take the published weights, a plain folder for each version in weights/ of the run"
-        )
     try:
         return policy_parameters(checkpoint.state)
     except Exception as error:  # the boundary to torch: whatever it finds in broken files

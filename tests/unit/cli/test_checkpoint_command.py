@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from openforge.cli.main import app
+from openforge.learner.backends.storage import save_whole
 from openforge.learner.backends.torch_fsdp import TorchBackend
 from openforge.learner.checkpoints import MEMORY, Checkpoints, Memory
 from openforge.learner.step import batch_of, step_of
@@ -177,11 +178,22 @@ def assert_said(done: Result, sentence: str) -> None:
     assert sentence in done.output
 
 
-def test_a_checkpoint_of_another_backend_is_refused_with_what_there_is_instead(runs: Path, tmp_path: Path) -> None:
+def test_of_an_engine_with_files_of_its_own_the_weights_beside_them_are_exported(runs: Path, tmp_path: Path) -> None:
     backend = learner_of(tmp_path)
-    config = run_config(tmp_path / "model", "r", learner={"backend": "verl"})
-    save(runs, backend, 1, 0.5, config)
-    assert_said(openforge("export", "r", tmp_path / "out"), "learner.backend = 'verl'")
+    train(backend, 0)
+
+    def write(folder: Path) -> None:
+        (folder / "engine.bin").write_bytes(b"what only it can read")
+        save_whole(folder, {name: tensor.to(torch.bfloat16) for name, tensor in backend.export().items()})
+
+    options = {"engine": "megatron"}
+    config = run_config(
+        tmp_path / "model", "r", learner={"backend": "verl", "autocast": "bfloat16", "backend_options": options}
+    )
+    memory = Memory(version=1, config_digest="d", batcher=b"fold", cursors={}, config=canonical(config)[0])
+    Checkpoints(runs / "r/checkpoints").save(memory, write)
+    assert openforge("export", "r", tmp_path / "plain").exit_code == 0
+    assert holds(loaded(tmp_path / "plain"), {n: t.to(torch.bfloat16).float() for n, t in weights(backend).items()})
 
 
 def test_a_checkpoint_without_rewards_is_not_the_best(runs: Path, tmp_path: Path) -> None:

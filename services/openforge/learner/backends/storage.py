@@ -1,7 +1,8 @@
 """Weights, optimizer and random numbers in a folder, by torch's distributed checkpoint.
 
 Promises: what is loaded is bit for bit what was saved; another number of ranks may load it; the policy's weights can be
-read alone, by a single process that has neither the pool nor its optimizer.
+read alone, by a single process that has neither the pool nor its optimizer. Of an engine with files of its own these
+weights lie beside them.
 """
 
 from __future__ import annotations
@@ -10,41 +11,55 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed.checkpoint as dcp
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from openforge.learner.backends import ranks
-from openforge.learner.backends.trained import Trained
 
 POLICY = "model.model."
 """How the policy's parameters begin in a checkpoint: the entry `model`, and the transformers model in its network."""
+
+
+WHOLE = "policy.safetensors"
+"""The policy's parameters, whole, where what else there is can only be read by the engine that wrote it."""
+
+
+class Stored(Protocol):
+    """A network and its optimizer, sharded over the ranks or not."""
+
+    @property
+    def network(self) -> Any: ...
+
+    @property
+    def optimizer(self) -> Any: ...
 
 
 class StorageFailed(RuntimeError):
     """What torch could not write or read; its own exception for that is none that `except Exception` sees."""
 
 
-def save(folder: Path, stored: Mapping[str, Trained]) -> None:
+def save(folder: Path, stored: Mapping[str, Stored]) -> None:
     """`stored` by the prefix of its names in the checkpoint."""
     writer = dcp.FileSystemWriter(folder, sync_files=True)
     with _as_torch_says():
         dcp.save(_state(stored), storage_writer=writer, no_dist=_alone())
 
 
-def load(folder: Path, stored: Mapping[str, Trained]) -> None:
+def load(folder: Path, stored: Mapping[str, Stored]) -> None:
     state = _state(stored)
     with _as_torch_says():
         dcp.load(state, storage_reader=dcp.FileSystemReader(folder), no_dist=_alone())
-    for prefix, trained in stored.items():
+    for prefix, one in stored.items():
         set_state_dict(
-            trained.network,
-            trained.optimizer,
+            one.network,
+            one.optimizer,
             model_state_dict=state[f"{prefix}model"],
             optim_state_dict=state[f"{prefix}optimizer"],
         )
@@ -53,6 +68,8 @@ def load(folder: Path, stored: Mapping[str, Trained]) -> None:
 
 def policy_parameters(folder: Path) -> dict[str, Tensor]:
     """The policy's parameters under their names in its model, whole, as they were saved by however many ranks."""
+    if (folder / WHOLE).exists():
+        return dict(load_file(folder / WHOLE))
     with _as_torch_says():
         reader = dcp.FileSystemReader(folder)
         wanted = {
@@ -64,10 +81,15 @@ def policy_parameters(folder: Path) -> dict[str, Tensor]:
     return {name.removeprefix(POLICY): tensor for name, tensor in wanted.items()}
 
 
-def _state(stored: Mapping[str, Trained]) -> dict[str, Any]:
+def save_whole(folder: Path, parameters: Mapping[str, Tensor]) -> None:
+    """What `policy_parameters` finds. Not synced."""
+    save_file(dict(parameters), folder / WHOLE, metadata={"format": "pt"})
+
+
+def _state(stored: Mapping[str, Stored]) -> dict[str, Any]:
     state: dict[str, Any] = {"random": torch.get_rng_state()}
-    for prefix, trained in stored.items():
-        model, optimizer = get_state_dict(trained.network, trained.optimizer)
+    for prefix, one in stored.items():
+        model, optimizer = get_state_dict(one.network, one.optimizer)
         state |= {f"{prefix}model": model, f"{prefix}optimizer": optimizer}
     return state
 

@@ -2,7 +2,8 @@
 
 Promises: a step is the torch backend's step, up to rounding; every rank calls every method. Sequences are forwarded one
 by one, not in prefix-sharing rows: that is the price of tensor, pipeline, context and expert parallelism. Checkpoints
-are verl's own, a file for each rank: they load on as many ranks as wrote them.
+of the FSDP engine are the torch backend's, for any number of ranks; those of the Megatron engine are verl's own, which
+load on as many ranks as wrote them, with the whole policy beside them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from openforge.learner.backends import loading, ranks, verl_engine
+from openforge.learner.backends import loading, ranks, storage, verl_engine
 from openforge.learner.backends.contract import BackendRefused, StepStats
 from openforge.learner.backends.options import verl_options
 from openforge.learner.backends.stats import StepSums
@@ -42,10 +43,9 @@ NOTHING = TrainSequence(ids_T=[0, 0], at_K=[1], mu_logprobs_K=[0.0], advantage=0
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True):
-    """Who wrote a checkpoint."""
+    """Who wrote a checkpoint in verl's own files."""
 
     verl: str
-    engine: str
     ranks: int
 
 
@@ -93,14 +93,7 @@ class VerlBackend:
         return self._logprobs(self._engine, sequences)
 
     def export(self) -> Mapping[str, Tensor]:
-        found = {
-            name: parameter.detach().to("cpu", torch.float32)
-            for name, parameter in self._engine.parameters()
-            if name in self._names
-        }
-        if missing := self._names - found.keys():
-            raise RuntimeError(f"verl exported nothing for {sorted(missing)[:3]} and {len(missing)} in all")
-        return found
+        return {name: parameter.to(torch.float32) for name, parameter in self._told().items()}
 
     def adapters(self) -> Mapping[str, Tensor]:
         return {}  # a run with any is refused
@@ -111,20 +104,50 @@ class VerlBackend:
         return self._plain
 
     def save(self, folder: Path) -> None:
+        if (sharded := self._engine.sharded()) is not None:
+            storage.save(folder, {"": sharded})
+            return
+        policy = self._told()
         self._engine.save(folder)
         if ranks.rank() == 0:
-            mark = Mark(verl=verl_engine.VERSION, engine=self.options.engine, ranks=ranks.world())
-            (folder / MARK).write_bytes(msgspec.json.encode(mark))
+            storage.save_whole(folder, policy)
+            (folder / MARK).write_bytes(msgspec.json.encode(Mark(verl=verl_engine.VERSION, ranks=ranks.world())))
         dist.barrier()
         _sync(folder)
         dist.barrier()
 
     def load(self, folder: Path) -> None:
-        _expect(folder, self.options.engine)
+        if (sharded := self._engine.sharded()) is not None:
+            storage.load(folder, {"": sharded})
+            return
+        self._expect(folder)
         self._engine.load(folder)
 
     def close(self) -> None:
         """Nothing is held but memory."""
+
+    def _told(self) -> dict[str, Tensor]:
+        """The policy's parameters as the engine tells them, whole, on the CPU."""
+        found = {
+            name: parameter.detach().to("cpu") for name, parameter in self._engine.parameters() if name in self._names
+        }
+        if missing := self._names - found.keys():
+            raise RuntimeError(f"verl exported nothing for {sorted(missing)[:3]} and {len(missing)} in all")
+        return found
+
+    def _expect(self, folder: Path) -> None:
+        """Raises `BackendRefused` where the checkpoint is whole but not for these ranks."""
+        written = msgspec.json.decode((folder / MARK).read_bytes(), type=Mark)
+        own = Mark(verl=verl_engine.VERSION, ranks=ranks.world())
+        if written == own:
+            return
+        run = self.config.run.name
+        raise BackendRefused(
+            f"the checkpoint {folder} is of verl {written.verl} on {written.ranks} ranks, and this learner is verl "
+            f"{own.verl} on {own.ranks}: checkpoints of verl's Megatron engine load only as they were written. Set "
+            f"learner.world_size = {written.ranks}, or take its weights with `openforge checkpoint export {run} OUT` "
+            "and begin a run of another name with model.path = OUT."
+        )
 
     def _made(self) -> Engine:
         return Engine(
@@ -244,19 +267,6 @@ def refuse(config: RunConfig) -> None:
             "'bfloat16'."
         )
     verl_engine.require_verl()
-
-
-def _expect(folder: Path, engine: str) -> None:
-    """Raises `BackendRefused` where the checkpoint is whole but not for these ranks."""
-    mark = msgspec.json.decode((folder / MARK).read_bytes(), type=Mark)
-    own = Mark(verl=verl_engine.VERSION, engine=engine, ranks=ranks.world())
-    if mark == own:
-        return
-    raise BackendRefused(
-        f"the checkpoint {folder} is of verl {mark.verl}, engine {mark.engine!r}, {mark.ranks} ranks, and this learner "
-        f"is {own.verl}, {own.engine!r}, {own.ranks}: verl's checkpoints load only as they were written; set "
-        f"learner.world_size = {mark.ranks} and learner.backend_options.engine = {mark.engine!r}."
-    )
 
 
 def _sync(folder: Path) -> None:

@@ -32,6 +32,19 @@ class Sample(NamedTuple):
     columns: dict[str, list[float]]
 
 
+class Sharded(NamedTuple):
+    """The model within a network, named as the torch backend names it, and its optimizer."""
+
+    network: Any
+    optimizer: Any
+
+
+class _Network(torch.nn.Module):  # type: ignore[misc]
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+
 def require_verl() -> None:
     """Raises `BackendRefused`."""
     try:
@@ -59,6 +72,7 @@ class Engine:
         name, engine_config, optimizer_config = _configs(settings, options, seed)
         self.model_config = _model_config(path, options)
         self.row_tokens = settings.row_tokens
+        self._is_fsdp = options.engine == "fsdp"
         self.engine = EngineRegistry.new(
             model_type="language_model",
             backend=name,
@@ -108,7 +122,12 @@ class Engine:
         parameters, _ = self.engine.get_per_tensor_param()
         yield from parameters
 
+    def sharded(self) -> Sharded | None:
+        """What torch itself can store, of the engine that is plain FSDP2; None of another."""
+        return Sharded(_Network(self.engine.module), self.engine.optimizer) if self._is_fsdp else None
+
     def save(self, folder: Path) -> None:
+        """In verl's own files."""
         self.engine.save_checkpoint(local_path=str(folder))
 
     def load(self, folder: Path) -> None:
