@@ -12,39 +12,30 @@ from openforge.chat.contract import Message, Tool, ToolCall
 from openforge.chat.dialect import BadRequest, Request, ToolChoice
 from openforge.chat.fields import (
     ABSENT,
-    UNREADABLE,
     beside,
     choice_of,
     fields_of,
     least,
     not_offered,
     recorded,
+    role_of,
     stops_of,
+    understood,
 )
 from openforge.chat.openai_forms import (
     NOT_SAMPLING,
+    Content,
     CustomFormat,
     choice_in_a_word,
     custom_tool,
+    gathered_from,
     sampled_arguments,
     schema_of,
 )
-from openforge.chat.parts import Gathered
 
 _NOT_SAMPLING = NOT_SAMPLING | {"messages", "functions"}
 LEGACY = "function_call"
 """What a request with `functions` wants: its call as `function_call`."""
-
-
-class _ImageUrl(msgspec.Struct):
-    url: str
-
-
-class _Part(msgspec.Struct):
-    type: str
-    text: str | None = None
-    refusal: str | None = None
-    image_url: _ImageUrl | str | None = None
 
 
 class _Function(msgspec.Struct):
@@ -65,7 +56,7 @@ class _Call(msgspec.Struct):
 
 class _Message(msgspec.Struct):
     role: str
-    content: str | list[_Part] | None = None
+    content: Content = None
     tool_calls: list[_Call] | None = None
     function_call: _Function | None = None
     tool_call_id: str | None = None
@@ -159,10 +150,7 @@ _ROLES = {
 
 
 def decode(body: bytes, route: str = "chat/completions") -> Request:
-    try:
-        return _request(_BODY.decode(body), fields_of(body))
-    except UNREADABLE as error:
-        raise BadRequest(f"the body is not a Chat Completions request: {error}") from error
+    return understood("Chat Completions", lambda: _request(_BODY.decode(body), fields_of(body)))
 
 
 def _request(read: _Body, fields: Mapping[str, msgspec.Raw]) -> Request:
@@ -204,15 +192,12 @@ class _History:
         self._unnamed = 0
 
     def add(self, index: int, message: _Message) -> None:
-        role = _ROLES.get(message.role)
         where = f"messages[{index}]"
-        if role is None:
-            raise BadRequest(f"{where}.role = {message.role!r} is unknown: use one of {', '.join(_ROLES)}")
+        role = role_of(where, message.role, _ROLES)
         if isinstance(message.content, str) and message == _Message(message.role, message.content):
             self.messages.append(Message(role=role, content=message.content))  # type: ignore[arg-type]
             return
-        gathered = Gathered(role)
-        _gather(where, message.content, gathered)
+        gathered = gathered_from(where, role, message.content)
         self.pictures |= gathered.pictures
         calls = [
             self._call(f"{where}.tool_calls[{index}]", call) for index, call in enumerate(message.tool_calls or [])
@@ -245,20 +230,6 @@ class _History:
 
     def _unnamed_id(self) -> str:
         return f"call_{self._unnamed}"
-
-
-def _gather(where: str, content: str | list[_Part] | None, gathered: Gathered) -> None:
-    if content is None or isinstance(content, str):
-        gathered.write(content or "")
-        return
-    for part in content:
-        if part.image_url is not None:
-            url = part.image_url if isinstance(part.image_url, str) else part.image_url.url
-            gathered.show_url(f"{where}.image_url", url)
-        elif part.text is None and part.refusal is None:
-            raise BadRequest(f"{where} has a part of type {part.type!r}: this model reads text and images")
-        else:
-            gathered.write(part.text or part.refusal or "")
 
 
 def _tools(read: _Body) -> tuple[tuple[Tool, ...], tuple[str, ...]]:

@@ -3,36 +3,50 @@
 Promises: what is out of bounds is refused with field, value and way out.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from openforge.chat.contract import Tool, ToolChoice
-from openforge.chat.dialect import BadRequest
+from openforge.chat.dialect import BadRequest, Request
 
 ABSENT = msgspec.Raw(b"null")
 """A field that is not there, or null, where its JSON is taken as it is."""
-UNREADABLE = (msgspec.MsgspecError, UnicodeError, RecursionError)
-"""What reading a body may raise."""
+_UNREADABLE = (msgspec.MsgspecError, UnicodeError, RecursionError)
 _MOST_STOPS = 16
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _BESIDE = ("prompt_cache_key", "metadata", "client_metadata", "system")
 
 
+def understood(dialect: str, read: Callable[[], Request]) -> Request:
+    """The request that `read` makes of a body. Raises `BadRequest`, also where the body cannot be read."""
+    try:
+        return read()
+    except _UNREADABLE as error:
+        raise BadRequest(f"the body is not a {dialect} request: {error}") from error
+
+
 def fields_of(body: bytes) -> dict[str, msgspec.Raw]:
-    """The fields of a body, as they stand there. Raises one of `UNREADABLE`."""
+    """The fields of a body, as they stand there; in what is `understood`."""
     return _FIELDS.decode(body)
 
 
 def recorded(fields: Mapping[str, msgspec.Raw], but: Collection[str]) -> dict[str, Any]:
-    """The fields without those in `but`. Raises one of `UNREADABLE`."""
+    """The fields without those in `but`; in what is `understood`."""
     return {name: msgspec.json.decode(raw) for name, raw in fields.items() if name not in but}
 
 
 def beside(fields: Mapping[str, msgspec.Raw]) -> dict[str, msgspec.Raw]:
     """Those in which harnesses say who they are."""
     return {name: fields[name] for name in _BESIDE if name in fields}
+
+
+def role_of(where: str, role: str, roles: Mapping[str, str]) -> str:
+    """What a role of a dialect is in `roles`."""
+    if role not in roles:
+        raise BadRequest(f"{where}.role = {role!r} is unknown: use one of {', '.join(roles)}")
+    return roles[role]
 
 
 def least(field: str, *limits: int | None) -> int | None:

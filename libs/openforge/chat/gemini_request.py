@@ -14,7 +14,7 @@ import msgspec
 from openforge.chat.arguments import as_sampled
 from openforge.chat.contract import Message, Tool, ToolCall
 from openforge.chat.dialect import BadRequest, Request, ToolChoice
-from openforge.chat.fields import ABSENT, UNREADABLE, choice_of, fields_of, least, not_offered, recorded, stops_of
+from openforge.chat.fields import ABSENT, choice_of, fields_of, least, not_offered, recorded, stops_of, understood
 from openforge.chat.parts import Gathered
 from openforge.chat.sealed import given_back
 from openforge.chat.transcript import Transcript
@@ -111,10 +111,8 @@ def decode(body: bytes, route: str = "v1beta/models/m:generateContent") -> Reque
     asked_for = _ROUTE.fullmatch(route)
     if asked_for is None:
         raise BadRequest(f"{route} names no model: post to v1beta/models/MODEL:generateContent")
-    try:
-        return _request(_camel_case(body), asked_for["model"], asked_for["method"], asked_for["query"] or "")
-    except UNREADABLE as error:
-        raise BadRequest(f"the body is not a Gemini request: {error}") from error
+    model, method, query = asked_for["model"], asked_for["method"], asked_for["query"] or ""
+    return understood("Gemini", lambda: _request(_camel_case(body), model, method, query))
 
 
 def _request(body: bytes, model: str, method: str, query: str) -> Request:

@@ -14,7 +14,6 @@ from openforge.chat.contract import Message, Tool, ToolCall
 from openforge.chat.dialect import BadRequest, Request, ToolChoice
 from openforge.chat.fields import (
     ABSENT,
-    UNREADABLE,
     beside,
     choice_of,
     fields_of,
@@ -22,6 +21,7 @@ from openforge.chat.fields import (
     not_offered,
     recorded,
     stops_of,
+    understood,
 )
 from openforge.chat.parts import Gathered
 from openforge.chat.sealed import given_back
@@ -126,10 +126,7 @@ _BODY = msgspec.json.Decoder(_Body)
 
 
 def decode(body: bytes, route: str = "messages") -> Request:
-    try:
-        return _request(_BODY.decode(body), fields_of(body))
-    except UNREADABLE as error:
-        raise BadRequest(f"the body is not a Messages request: {error}") from error
+    return understood("Messages", lambda: _request(_BODY.decode(body), fields_of(body)))
 
 
 def _request(read: _Body, fields: Mapping[str, msgspec.Raw]) -> Request:

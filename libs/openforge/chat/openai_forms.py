@@ -1,4 +1,4 @@
-"""What Chat Completions and Responses have in common: custom tools, choices, schemas, errors.
+"""What Chat Completions and Responses have in common: content, custom tools, choices, schemas, errors.
 
 Promises: what a model sampled for a custom tool comes back as the same arguments, also where they were not
 `{"input": text}`.
@@ -8,6 +8,7 @@ import msgspec
 
 from openforge.chat.contract import CUSTOM_PARAMETERS, Tool, ToolCall
 from openforge.chat.dialect import BadRequest, Problem, ToolChoice
+from openforge.chat.parts import Gathered
 
 _ANY_OBJECT = b'{"type":"object"}'
 _RAW = "raw"
@@ -19,6 +20,40 @@ class _CustomInput(msgspec.Struct, forbid_unknown_fields=True):
 
 
 _INPUT = msgspec.json.Decoder(_CustomInput)
+
+
+# -- what a message says
+
+
+class ImageUrl(msgspec.Struct):
+    url: str
+
+
+class Part(msgspec.Struct):
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+    image_url: ImageUrl | str | None = None
+    file_id: str | None = None
+
+
+Content = str | list[Part] | None
+
+
+def gathered_from(where: str, role: str, content: Content) -> Gathered:
+    gathered = Gathered(role)
+    if content is None or isinstance(content, str):
+        gathered.write(content or "")
+        return gathered
+    for index, part in enumerate(content):
+        url = part.image_url.url if isinstance(part.image_url, ImageUrl) else part.image_url
+        if part.text is not None or part.refusal is not None:
+            gathered.write(part.text or part.refusal or "")
+        elif url or part.file_id:
+            gathered.show_url(f"{where}.content[{index}].image_url", url or f"file:{part.file_id}")
+        else:
+            raise BadRequest(f"{where} has a part of type {part.type!r}: this model reads text and images")
+    return gathered
 
 
 # -- custom tools

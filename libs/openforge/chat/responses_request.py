@@ -11,12 +11,25 @@ import msgspec
 
 from openforge.chat.contract import Message, Tool, ToolCall
 from openforge.chat.dialect import BadRequest, Request, ToolChoice
-from openforge.chat.fields import ABSENT, UNREADABLE, beside, choice_of, fields_of, least, not_offered, recorded
+from openforge.chat.fields import (
+    ABSENT,
+    beside,
+    choice_of,
+    fields_of,
+    least,
+    not_offered,
+    recorded,
+    role_of,
+    understood,
+)
 from openforge.chat.openai_forms import (
     NOT_SAMPLING,
+    Content,
     CustomFormat,
+    Part,
     choice_in_a_word,
     custom_tool,
+    gathered_from,
     sampled_arguments,
     schema_of,
 )
@@ -26,21 +39,13 @@ from openforge.chat.sealed import given_back
 _NOT_SAMPLING = NOT_SAMPLING | {"input", "instructions", "include", "prompt_cache_options"}
 
 
-class _Part(msgspec.Struct):
-    type: str
-    text: str | None = None
-    refusal: str | None = None
-    image_url: str | None = None
-    file_id: str | None = None
-
-
 class _Kind(msgspec.Struct):
     type: str | None = None
 
 
 class _Said(msgspec.Struct):
     role: str
-    content: str | list[_Part] | None = None
+    content: Content = None
 
 
 class _FunctionCall(msgspec.Struct):
@@ -59,12 +64,12 @@ class _CustomCall(msgspec.Struct):
 
 class _Result(msgspec.Struct):
     call_id: str
-    output: str | list[_Part] | None = None
+    output: Content = None
 
 
 class _Reasoning(msgspec.Struct):
-    summary: list[_Part] | None = None
-    content: list[_Part] | None = None
+    summary: list[Part] | None = None
+    content: list[Part] | None = None
     encrypted_content: str | None = None
 
 
@@ -132,10 +137,7 @@ _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant"
 
 
 def decode(body: bytes, route: str = "responses") -> Request:
-    try:
-        return _request(_BODY.decode(body), fields_of(body))
-    except UNREADABLE as error:
-        raise BadRequest(f"the body is not a Responses request: {error}") from error
+    return understood("Responses", lambda: _request(_BODY.decode(body), fields_of(body)))
 
 
 def _request(read: _Body, fields: Mapping[str, msgspec.Raw]) -> Request:
@@ -269,9 +271,7 @@ class _History:
         return tuple(self._messages)
 
     def _say(self, where: str, said: _Said) -> None:
-        role = _ROLES.get(said.role)
-        if role is None:
-            raise BadRequest(f"{where}.role = {said.role!r} is unknown: use one of {', '.join(_ROLES)}")
+        role = role_of(where, said.role, _ROLES)
         message = self._gathered(where, role, said.content).message()
         if role != "assistant":
             self.put(message)
@@ -302,15 +302,8 @@ class _History:
         self._reasoning = self._content = None
         self._calls = []
 
-    def _gathered(self, where: str, role: str, content: str | list[_Part] | None) -> Gathered:
-        gathered = Gathered(role)
-        for index, part in enumerate([_Part("text", content)] if isinstance(content, str) else content or []):
-            if part.text is not None or part.refusal is not None:
-                gathered.write(part.text or part.refusal or "")
-            elif part.image_url or part.file_id:
-                gathered.show_url(f"{where}.content[{index}].image_url", part.image_url or f"file:{part.file_id}")
-            else:
-                raise BadRequest(f"{where} has a part of type {part.type!r}: this model reads text and images")
+    def _gathered(self, where: str, role: str, content: Content) -> Gathered:
+        gathered = gathered_from(where, role, content)
         self.pictures |= gathered.pictures
         return gathered
 
