@@ -110,8 +110,8 @@ ALL: tuple[Harness, ...] = (
         habits=_TITLE,
         more={
             "thinking": _TITLE,
-            "compaction": Habits({"side_call": 2, "compaction": 1}, f"{_TITLE.why}; {_SUMS_UP.why}"),
             "delegation": Habits({**_TITLE.breaks, "sub_agent": 1}, _TITLE.why, sub_agent_calls=2),
+            "compaction": Habits({"side_call": 2, "compaction": 1}, f"{_TITLE.why}; {_SUMS_UP.why}"),
         },
         memory_mb=2048,
         disk_mb=256,
