@@ -7,13 +7,16 @@ import pytest
 from attempts import TURN_TOKENS, changed, command, ended, requested, sealed
 from attempts import conversation as attempt
 from byte_tokenizer import byte_tokenizer
+from typer.testing import CliRunner
 
 from openforge.chat.chatml import ChatMLHermes
 from openforge.chat.contract import Message, Tool
+from openforge.cli.conformance.figures import Figures
 from openforge.cli.conformance.page import write_page
 from openforge.cli.conformance.row import Row
 from openforge.cli.conformance.script import ASIDE, HELPED, LAST_WORD, STEPS, THOUGHT_OF, Script
 from openforge.cli.conformance.truth import unaccounted
+from openforge.cli.main import app
 from openforge.harnesses import ALL, Harness, find
 from openforge.harnesses.harness import HELPER, mark
 from openforge.protos import Dropped, Span, TrajectoryVerified, TurnRecorded
@@ -142,6 +145,29 @@ def test_a_page_without_a_place_for_the_table_is_an_error(tmp_path: Path) -> Non
     (tmp_path / "page.md").write_text("# Title\n")
     with pytest.raises(ValueError, match="no place for the table"):
         write_page(tmp_path / "page.md", [])
+
+
+def test_the_figures_are_whole_after_each_row_and_in_the_order_of_the_table(tmp_path: Path) -> None:
+    figures = Figures(tmp_path / "deep" / "figures.json", [("pi", "plain"), ("pi", "faults")])
+    for shown, scenario in enumerate(("real", "faults", "plain"), start=1):
+        figures.add(Row(harness="pi", version="1", dialect="chat", scenario=scenario))
+        assert len(msgspec.json.decode(figures.out.read_bytes())) == shown
+    rows = msgspec.json.decode(figures.out.read_bytes(), type=list[Row])
+    assert [row.scenario for row in rows] == ["plain", "faults", "real"]
+    assert [path.name for path in figures.out.parent.iterdir()] == ["figures.json"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        (("pi", "--docs", "page.md"), "writes the whole table"),
+        (("--real", "--docs", "page.md"), "writes the whole table"),
+        (("pi", "--only", "delegation"), "there is no scenario delegation"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_anything_is_started(asked: tuple[str, ...], why: str) -> None:
+    result = CliRunner().invoke(app, ["conformance", *asked])
+    assert (result.exit_code, why in result.output) == (2, True), result.output
 
 
 def verdict(turns: list[TurnRecorded]) -> TrajectoryVerified:

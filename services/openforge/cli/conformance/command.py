@@ -64,9 +64,9 @@ def conformance(
     if show:
         typer.echo("\n".join(map(_listed, harnesses)))
         return
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # where no event loop listens, as Ctrl-C
     jobs = [] if real else _jobs(harnesses, faults or fast, only or [])
     figures = Figures(out, [(harness.name, scenario) for harness, scenario in jobs])
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # where no event loop listens, as Ctrl-C
     try:
         if install_only:
             broken = [why for harness in harnesses if (why := _installed(harness))]
