@@ -168,7 +168,7 @@ def weights_sha256(published: PolicyPublished) -> str:
     return read_manifest(published.location).files[WEIGHTS].sha256
 
 
-async def until(condition: Callable[[], Any], timeout_s: float = 1800.0) -> None:
+async def until(condition: Callable[[], Any], timeout_s: float = 600.0) -> None:
     async with asyncio.timeout(timeout_s):
         while not await condition():
             await asyncio.sleep(0.05)
@@ -202,7 +202,7 @@ class LearnerProcess:
             )
         return self
 
-    async def wait(self, timeout_s: float = 1800.0) -> int:
+    async def wait(self, timeout_s: float = 600.0) -> int:
         assert self._process is not None
         async with asyncio.timeout(timeout_s):
             return await self._process.wait()
@@ -215,7 +215,7 @@ class LearnerProcess:
 
     async def kill_follower(self) -> int:
         """SIGKILL the rank beside rank 0, as soon as there is one; how rank 0 then ends."""
-        async with asyncio.timeout(900):
+        async with asyncio.timeout(300):
             while not (followers := self.followers()):
                 await asyncio.sleep(0.02)
         os.kill(followers[0], signal.SIGKILL)

@@ -47,10 +47,10 @@ def gathered_from(where: str, role: str, content: Content) -> Gathered:
         return gathered
     for index, part in enumerate(content):
         url = part.image_url.url if isinstance(part.image_url, ImageUrl) else part.image_url
-        if part.text is not None or part.refusal is not None:
-            gathered.write(part.text or part.refusal or "")
-        elif url or part.file_id:
+        if url or part.file_id:
             gathered.show_url(f"{where}.content[{index}].image_url", url or f"file:{part.file_id}")
+        elif part.text is not None or part.refusal is not None:
+            gathered.write(part.text or part.refusal or "")
         else:
             raise BadRequest(f"{where} has a part of type {part.type!r}: this model reads text and images")
     return gathered

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import venv
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -244,7 +244,8 @@ def _to_its_end(argv: Sequence[str], env: Mapping[str, str] | None) -> tuple[int
         try:
             out, err = process.communicate(timeout=_TIMEOUT_S)
         except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             raise
     return process.returncode, out, err
 

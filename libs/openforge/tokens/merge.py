@@ -205,6 +205,8 @@ def _sequence(chain: _Chain, conversation: Conversation) -> TrainingSequence:
 
 def _routed(turns: Sequence[RebuiltTurn], conversation: Conversation) -> Iterator[tuple[BlobRef, Span]]:
     """What is known of the experts of a sequence's tokens: of its own turns, then of those that they went on from."""
+    if all(turn.fact.routed_experts is None for turn in conversation.turns.values()):
+        return
     reach = {turn.fact.turn: turn.length for turn in turns}
     for turn in reversed(turns):
         for ancestor, shared in conversation.ancestors(turn):

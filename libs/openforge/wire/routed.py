@@ -16,9 +16,12 @@ _HEADER = re.compile(
 
 
 class Extent(msgspec.Struct, frozen=True):
+    """`width` is the bytes of one number; the numbers, tokens first, are the end of the file."""
+
     tokens: int
     layers: int
     experts: int
+    width: int
 
 
 class NoRouting(ValueError):
@@ -33,4 +36,5 @@ def extent_of(file: bytes) -> Extent:
     width, *shape = (int(number) for number in header.groups())
     if len(file) - header.end() != width * math.prod(shape):
         raise NoRouting(f"an .npy file of shape {tuple(shape)} with {len(file) - header.end()} bytes of numbers")
-    return Extent(*shape)
+    tokens, layers, experts = shape
+    return Extent(tokens, layers, experts, width)

@@ -37,6 +37,10 @@ def fail(message: str, code: int = 1) -> NoReturn:
     raise typer.Exit(code)
 
 
+NO_BUS = (Unreachable, Unusable, BadSettings, NoServerBinary, ServerFailed, BusError)
+"""Why the bus of a run cannot be reached, in one sentence each."""
+
+
 def run_on_bus(run: str | None, act: Callable[[Bus], Coroutine[Any, Any, T]]) -> T:
     """`act` on the bus of the run; what stands in the way ends the command with one sentence."""
 
@@ -48,7 +52,7 @@ def run_on_bus(run: str | None, act: Callable[[Bus], Coroutine[Any, Any, T]]) ->
         return asyncio.run(reached())
     except BadKey as error:
         fail(str(error), BAD_USE)
-    except (Unreachable, Unusable, BadSettings, NoServerBinary, ServerFailed, BusError) as error:
+    except NO_BUS as error:
         fail(str(error))
     except KeyboardInterrupt:
         raise typer.Exit(130) from None

@@ -282,11 +282,11 @@ class Batch:
 
     def _record(self, decoding: list[Request], fills: list[tuple[_Prompt, Fill]], rows: Chosen) -> None:
         for index, request in enumerate(decoding):
-            request.routed.add(rows[index : index + 1])
+            request.routed.add(rows[index : index + 1].copy())  # a view would keep all of them
         at = len(decoding)
         for prompt, fill in fills:
             assert prompt.routed is not None
-            prompt.routed.append(rows[at : at + fill.end - fill.start])
+            prompt.routed.append(rows[at : at + fill.end - fill.start].copy())
             at += fill.end - fill.start
 
     def _decode(self, decoding: list[Request]) -> Decode:

@@ -7,6 +7,7 @@ often is saved do not.
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import msgspec
 
@@ -17,11 +18,16 @@ from openforge.service import BadSettings
 
 def training_digest(config: RunConfig) -> str:
     """The sha256, in hex, of all settings that a step depends on."""
+    return hashlib.sha256(msgspec.json.encode(decisive(config), order="sorted")).hexdigest()
+
+
+def decisive(config: RunConfig) -> dict[str, Any]:
+    """The settings that a step depends on."""
     said = msgspec.to_builtins(config.learner)
     learner = {name: value for name, value in said.items() if name not in HOW_IT_IS_TRAINED}
     if not config.learner.routing_replay:
         del learner["routing_replay"]  # runs that began before there was any go on
-    decisive = {
+    return {
         "model": config.model.path,
         "seed": config.run.seed,
         "groups_per_step": config.pacing.groups_per_step,
@@ -31,7 +37,6 @@ def training_digest(config: RunConfig) -> str:
         "algorithm": msgspec.to_builtins(config.algorithm),
         "learner": learner,
     }
-    return hashlib.sha256(msgspec.json.encode(decisive, order="sorted")).hexdigest()
 
 
 class ConfigChanged(BadSettings):

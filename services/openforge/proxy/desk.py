@@ -281,8 +281,9 @@ class Desk:
             self._unanswered.discard(digest)
         elif isinstance(outcome, Refusal) and outcome.problem is Problem.ENGINE_FAILED:
             self._failed.add(digest)
-        elif isinstance(outcome, Refusal) and outcome.problem is Problem.ENDED and not call.sampled.ids:
+        elif isinstance(outcome, Refusal) and outcome.problem is Problem.ENDED and not call.sampled.begun:
             self._unanswered.add(digest)
+            self._failed.discard(digest)
         elif isinstance(outcome, Refusal) and outcome.problem is Problem.BAD_REQUEST:
             self.malformed += 1
 
@@ -326,13 +327,15 @@ class Desk:
             kept = await self._context.bus.blobs.put(routed)
             fact = msgspec.structs.replace(fact, routed_experts=kept, routed_from=routed_from(placement))
         telling = asyncio.create_task(self._context.bus.tell(fact))
-        await _on_its_way()
-        made = self._tree.made(fact, placement, reply, order.prompt)  # while the stream stores it
         try:
+            await _on_its_way()
+            made = self._tree.made(fact, placement, reply, order.prompt)  # while the stream stores it
             await telling
         except AlreadyTold as error:
             if not error.same:
                 raise
+        finally:
+            telling.cancel()  # where it still runs, nobody waits for it
         call.told = fact
         self._told.add(fact.turn)
         self._said_read.update(fact.read)

@@ -133,6 +133,11 @@ class Sampled:
     usage: Usage | None = None
     routed: str = ""
 
+    @property
+    def begun(self) -> bool:
+        """Whether there is anything of an answer."""
+        return bool(self.ids) or self.said is not None
+
 
 @dataclass(slots=True)
 class OpenCall:

@@ -117,7 +117,7 @@ async def test_a_server_is_asked_for_experts_where_the_learner_replays_them(
         async with httpx.AsyncClient(base_url=driver._settings.engine_url) as client:
             answer = (await client.post("/inference/v1/generate", json=asked)).json()
         (choice,) = answer["choices"]
-        assert extent_of(base64.b64decode(choice["routed_experts"])) == Extent(2 + len(choice["token_ids"]), 2, 2)
+        assert extent_of(base64.b64decode(choice["routed_experts"])) == Extent(2 + len(choice["token_ids"]), 2, 2, 1)
 
 
 async def test_a_failed_probe_brings_the_weights_before_back(

@@ -20,7 +20,7 @@ from openforge.learner.backends.choose import backend_for
 from openforge.learner.backends.contract import BackendRefused
 from openforge.learner.backends.loading import as_stored
 from openforge.learner.backends.torch_fsdp import TorchBackend
-from openforge.learner.identity import training_digest
+from openforge.learner.identity import decisive, training_digest
 from openforge.learner.lineage import LineageBroken, replay_of
 from openforge.learner.packing import TrainSequence, pack
 from openforge.learner.publisher import Publisher
@@ -312,6 +312,8 @@ def test_routers_that_weigh_otherwise_are_refused() -> None:
 
 
 def test_a_run_from_before_there_was_any_goes_on(model: Path) -> None:
-    """The digest that such a run's batches carry."""
+    """The digest that such a run's batches carry does not know the setting."""
     plain, replaying = run_config(model), run_config(model, learner={"routing_replay": True})
     assert training_digest(plain) != training_digest(replaying)
+    assert "routing_replay" not in decisive(plain)["learner"]
+    assert decisive(replaying)["learner"]["routing_replay"] is True

@@ -14,7 +14,7 @@ def _file(array: np.ndarray) -> bytes:
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.uint32])
 def test_the_extent_of_what_numpy_writes_is_told_without_it(dtype: type) -> None:
-    assert extent_of(_file(np.zeros((1234, 48, 8), dtype))) == Extent(1234, 48, 8)
+    assert extent_of(_file(np.zeros((1234, 48, 8), dtype))) == Extent(1234, 48, 8, np.dtype(dtype).itemsize)
 
 
 @pytest.mark.parametrize(

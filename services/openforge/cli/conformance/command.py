@@ -14,8 +14,7 @@ from openforge.cli.conformance.apart import Interrupted
 from openforge.cli.conformance.figures import Figures
 from openforge.cli.conformance.page import said, write_page
 from openforge.cli.conformance.row import Row
-from openforge.cli.home import Unusable
-from openforge.cli.reach import BAD_USE, Unreachable, fail
+from openforge.cli.reach import BAD_USE, NO_BUS, fail
 from openforge.cli.supervise import GaveUp
 from openforge.harnesses import ALL, CannotInstall, Harness, UnknownHarness, find, install, is_installed
 from openforge.models import get
@@ -61,6 +60,8 @@ def conformance(
     harnesses = _chosen(names or [], fast)
     if docs is not None and (names or fast or only or real):
         fail("--docs writes the whole table: leave out names, --fast, --only and --real", BAD_USE)
+    if real and (judge or only):
+        fail("--real hosts and judges its own jobs: leave out --judge and --only", BAD_USE)
     if show:
         typer.echo("\n".join(map(_listed, harnesses)))
         return
@@ -79,7 +80,7 @@ def conformance(
         _leave(figures)
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
-    except (ModelUnavailable, GaveUp, Unusable, Unreachable) as error:
+    except (ModelUnavailable, GaveUp, *NO_BUS) as error:
         fail(str(error))
     if docs is not None:
         write_page(docs, figures.rows)

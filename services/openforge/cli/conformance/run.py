@@ -105,7 +105,10 @@ class Host:
         struck: dict[str, dict[Fault, int]] = {}
         if _struck(home).exists():
             struck = msgspec.json.decode(_struck(home).read_bytes(), type=dict[str, dict[Fault, int]])
-        for episode in await _episodes(home):
+        episodes = await _episodes(home)
+        if self._stopped.is_set():
+            raise Interrupted
+        for episode in episodes:
             if tasks and episode.requested.task.task not in tasks:
                 continue
             faults = Counter(struck.get(episode.requested.episode, {}))

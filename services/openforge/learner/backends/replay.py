@@ -9,6 +9,7 @@ was before; a model whose routers weigh experts in a way that is not known here 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -77,14 +78,12 @@ def _tried(router: Any) -> tuple[int, int, bool]:
     weight = router.weight
     drawn = torch.Generator().manual_seed(0)
     tokens = torch.randn(_TRIED, weight.shape[-1], generator=drawn).to(weight)
-    with torch.no_grad():
-        said = router(tokens)
-        if isinstance(said, tuple) and len(said) == 3:
-            logits_TE, weights_Tk, experts_Tk = said
-            for normalised in (True, False):
-                ours = _weights(logits_TE, experts_Tk, normalised)
-                if ours.shape == weights_Tk.shape and torch.allclose(ours, weights_Tk, rtol=1e-4):
-                    return logits_TE.shape[-1], experts_Tk.shape[-1], normalised
+    with torch.no_grad(), suppress(TypeError, RuntimeError):  # others want more than tokens, or say something else
+        logits_TE, weights_Tk, experts_Tk = router(tokens)
+        for normalised in (True, False):
+            ours = _weights(logits_TE, experts_Tk, normalised)
+            if ours.shape == weights_Tk.shape and torch.allclose(ours, weights_Tk, rtol=1e-4):
+                return logits_TE.shape[-1], experts_Tk.shape[-1], normalised
     raise BackendRefused(
         f"learner.routing_replay = true: {type(router).__name__} does not weigh experts by a softmax over all of them; "
         "write false."

@@ -83,7 +83,8 @@ def policy_parameters(folder: Path) -> dict[str, Tensor]:
 
 def save_whole(folder: Path, parameters: Mapping[str, Tensor]) -> None:
     """What `policy_parameters` finds. Not synced."""
-    save_file(dict(parameters), folder / WHOLE, metadata={"format": "pt"})
+    whole = {name: tensor.contiguous() for name, tensor in parameters.items()}
+    save_file(whole, folder / WHOLE, metadata={"format": "pt"})
 
 
 def _state(stored: Mapping[str, Stored]) -> dict[str, Any]:
