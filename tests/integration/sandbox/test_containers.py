@@ -122,7 +122,7 @@ async def test_a_container_that_dies_is_a_lost_sandbox(driver: SandboxDriver, ca
     await asyncio.sleep(0.3)
     transport = httpx.AsyncHTTPTransport(uds=str(socket))
     async with httpx.AsyncClient(transport=transport, base_url="http://engine", timeout=60) as client:
-        (await client.post(f"/containers/{box.id}/kill")).raise_for_status()
+        await client.post(f"/containers/{box.id}/kill")  # Podman may answer 500 though it did kill
     with pytest.raises(SandboxLost):
         await running
     assert not box.alive
