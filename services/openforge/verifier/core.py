@@ -19,6 +19,7 @@ from openforge.protos import (
     Isolation,
     TrajectoryVerified,
     TurnRecorded,
+    TurnStatus,
 )
 from openforge.runs.config import TrainingSection
 from openforge.tokens import Conversation, Merged, RecordBroken, merge, rebuild
@@ -65,7 +66,7 @@ def record_of(evidence: Evidence, training: TrainingSection = TrainingSection())
     ended, sealed = evidence.ended, evidence.sealed
     if ended.reason in _BEFORE_AN_ANSWER and not evidence.turns and not sealed.turns:
         return _unanswered(ended, sealed)
-    if not ended.reason.policy_can_cause:
+    if not ended.reason.policy_can_cause and not _cut_at_the_first_answer(evidence):
         return Failure(FailReason(ended.reason.value), ended.detail)
     if sealed.engine_failures:
         return Failure(FailReason.ENGINE_FAILED, _not_answered(sealed.engine_failures))
@@ -83,6 +84,13 @@ def record_of(evidence: Evidence, training: TrainingSection = TrainingSection())
     if not any(turn.sampled_length or turn.fact.usage is not None for turn in conversation):
         return Failure(FailReason.RECORD_BROKEN, f"the attempt ended as {ended.reason} without a sampled token")
     return Record(conversation, merged)
+
+
+def _cut_at_the_first_answer(evidence: Evidence) -> bool:
+    """A harness that gives up while the policy speaks, before an answer is whole, looks broken to whoever saw it end.
+    A policy can cause that: it may have rambled."""
+    waited = evidence.ended.reason is EndReason.HARNESS_BROKEN and bool(evidence.turns)
+    return waited and all(turn.status is not TurnStatus.DELIVERED for turn in evidence.turns)
 
 
 def _unanswered(ended: EpisodeEnded, sealed: EpisodeSealed) -> Failure:

@@ -2,7 +2,17 @@ import pytest
 from attempts import TURN_TOKENS, changed, command, conversation, ended, requested, sealed
 
 from openforge.env.verdict import Scored
-from openforge.protos import BranchCause, Caller, Dropped, EndReason, FailReason, Span, TurnRecorded, covered
+from openforge.protos import (
+    BranchCause,
+    Caller,
+    Dropped,
+    EndReason,
+    FailReason,
+    Span,
+    TurnRecorded,
+    TurnStatus,
+    covered,
+)
 from openforge.runs.config import TrainingSection
 from openforge.verifier.core import (
     Claimed,
@@ -78,6 +88,12 @@ def test_a_harness_that_never_called_is_broken(reason: EndReason) -> None:
 
 def test_time_that_ran_out_while_the_policy_spoke_is_a_record() -> None:
     assert isinstance(record_of(_evidence(EndReason.OUT_OF_TIME, turns=TURNS[:1], unanswered=1)), Record)
+
+
+@pytest.mark.parametrize("status", [TurnStatus.ABORTED, TurnStatus.ABANDONED])
+def test_a_harness_that_gave_up_while_the_policy_spoke_is_a_record(status: TurnStatus) -> None:
+    spoke = changed(TURNS[0], status=status)
+    assert isinstance(record_of(_evidence(EndReason.HARNESS_BROKEN, turns=[spoke])), Record)
 
 
 def test_an_attempt_without_one_sampled_token_is_a_broken_record() -> None:
