@@ -192,6 +192,12 @@ def test_images_leave_the_text_and_keep_their_place() -> None:
     assert chain_of(other.messages).value != chain_of(request.messages).value
 
 
+def test_an_image_beside_an_empty_text_in_one_part_is_not_lost() -> None:
+    part = {"type": "image_url", "text": "", "image_url": {"url": "data:image/png;base64,aGk="}}
+    request = decoded(messages=[{"role": "user", "content": [part]}])
+    assert list(request.pictures.values()) == [b"hi"]
+
+
 def test_functions_of_old_are_tools_and_are_told_as_they_were() -> None:
     history = [
         {"role": "user", "content": "x"},

@@ -162,6 +162,8 @@ def test_the_figures_are_whole_after_each_row_and_in_the_order_of_the_table(tmp_
     [
         (("pi", "--docs", "page.md"), "writes the whole table"),
         (("--real", "--docs", "page.md"), "writes the whole table"),
+        (("--real", "--judge"), "--real hosts and judges its own jobs"),
+        (("--real", "--only", "plain"), "--real hosts and judges its own jobs"),
         (("pi", "--only", "delegation"), "there is no scenario delegation"),
     ],
 )

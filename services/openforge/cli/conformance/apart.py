@@ -23,7 +23,7 @@ async def unless_stopped(work: Callable[[], T], stopped: asyncio.Event) -> T:
     def run() -> None:
         try:
             outcome.set_result(work())
-        except Exception as error:
+        except Exception as error:  # the boundary of the thread: whoever waits is told
             outcome.set_exception(error)
 
     if stopped.is_set():
