@@ -76,7 +76,7 @@ async def _proxy(env: dict[str, str], name: Path) -> AsyncIterator[int]:
             sys.executable, "-m", "openforge.proxy", env=env | {"OPENFORGE_HEALTH_FILE": str(health)}, stderr=log
         )
     try:
-        while not ((state := read_health(health)) and state.ready):
+        while not ((state := read_health(health)) and state.ready and state.pid == process.pid):
             if process.returncode is not None:
                 raise SystemExit(f"openforge: the proxy ended at once: {said.read_text()[-500:]}")
             await asyncio.sleep(0.05)

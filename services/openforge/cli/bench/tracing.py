@@ -83,6 +83,7 @@ async def rounds(options: argparse.Namespace) -> list[Round]:
                 async with proxies(on, collector) as made:
                     await loaded(made, f"warm-{len(found)}", AT_ONCE * TURNS)
                     found.append(await loaded(made, f"round-{len(found)}", options.calls))
+                print(f"round {len(found)}: {_said_of(found[-1])}", file=sys.stderr)
             return found
 
 
@@ -101,6 +102,10 @@ async def proxies(on: Stage, collector: str) -> AsyncIterator[dict[str, Bench]]:
 async def loaded(made: dict[str, Bench], name: str, calls: int) -> Round:
     spent = await asyncio.gather(*(proxy.loaded(name, AT_ONCE, calls) for proxy in made.values()))
     return {mode: cpu_ms for mode, (_, cpu_ms) in zip(made, spent, strict=True)}
+
+
+def _said_of(round_: Round) -> str:
+    return ", ".join(f"{mode} {cpu_ms:.3f} ms" for mode, cpu_ms in round_.items())
 
 
 def costs(measured: list[Round]) -> dict[str, Any]:
