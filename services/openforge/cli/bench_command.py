@@ -1,6 +1,8 @@
 """`openforge bench`: every measurement is a module of `openforge.cli.bench` with a `--json` of its own."""
 
+import functools
 import pkgutil
+import signal
 import subprocess
 import sys
 from typing import Annotated
@@ -10,12 +12,19 @@ import typer
 
 from openforge.cli import bench as benches
 from openforge.cli.reach import BAD_USE, fail
+from openforge.service import die_with_parent
 
 PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
 def names() -> list[str]:
     return sorted(module.name for module in pkgutil.iter_modules(benches.__path__) if not module.name.startswith("_"))
+
+
+def _measured(command: list[str], stdout: int | None = None) -> subprocess.CompletedProcess[bytes]:
+    """It ends with us, as by Ctrl-C: with all that it started."""
+    with_us = functools.partial(die_with_parent, signal.SIGINT)
+    return subprocess.run(command, stdout=stdout, check=False, preexec_fn=with_us)
 
 
 def bench(
@@ -31,8 +40,8 @@ def bench(
         fail(f"there is no measurement {name!r}: choose from {', '.join(names())}", BAD_USE)
     command = [sys.executable, "-m", f"{benches.__name__}.{name}", *context.args]
     if not as_json:
-        raise typer.Exit(subprocess.run(command, check=False).returncode)
-    measured = subprocess.run([*command, "--json"], stdout=subprocess.PIPE, check=False)
+        raise typer.Exit(_measured(command).returncode)
+    measured = _measured([*command, "--json"], stdout=subprocess.PIPE)
     if measured.returncode:
         typer.echo(measured.stdout.decode(errors="replace"), err=True)
         fail(f"bench {name} ended with exit code {measured.returncode}", measured.returncode)
