@@ -12,7 +12,7 @@ ALONE  := tests/integration/sandbox
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help install demo seeds test check heavy heavy-parts heavy-runs long daemons containers test-compose consumers redteam manifests cluster vllm-cpu test-vllm gpu-check verl oracles conformance conformance-fast bench bench-proxy soak schema clean
+.PHONY: help install demo seeds test check heavy heavy-parts heavy-runs long prometheus daemons containers test-compose consumers redteam manifests cluster vllm-cpu test-vllm gpu-check verl oracles conformance conformance-fast bench bench-proxy soak schema clean
 
 help: ## what the targets do
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -40,7 +40,7 @@ seeds: install ## the demo with three seeds, and the table of docs/demo.md
 	for seed in 1 2 3; do $(BIN)/openforge train examples/demo.toml --set run.seed=$$seed --set run.name=demo-$$seed || exit 1; done
 	$(BIN)/python -m openforge.cli.curves demo-1 demo-2 demo-3 --out docs/demo
 
-test: install ## unit and integration tests, and one tiny run end to end: minutes
+test: install prometheus ## unit and integration tests, and one tiny run end to end: minutes
 	$(BIN)/pytest -m "$(QUICK)" -n $(JOBS) --dist loadfile --ignore tests/e2e --ignore $(ALONE) $(ARGS)
 	$(BIN)/pytest -m "$(QUICK)" tests/e2e $(ALONE) $(ARGS)
 
@@ -65,6 +65,13 @@ heavy-runs: install
 long: install daemons consumers ## whole runs for which CI has no time: kills in every mode of staleness, and the services as pods; the consumer in Go
 	$(BIN)/pytest -m long tests/e2e $(ARGS)
 
+# Out of Debian's package, whose installation would start a server: promtool tests the alerts, prometheus asks our exporter.
+prometheus: | install
+	@{ command -v promtool && command -v prometheus; } >/dev/null || test -x $(BIN)/prometheus || { cd $(VENV) \
+	  && { apt-get download -qq -o APT::Sandbox::User=root prometheus 2>/dev/null || { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get download -qq -o APT::Sandbox::User=root prometheus; }; } \
+	  && dpkg-deb --fsys-tarfile prometheus_*.deb | tar -x --strip-components=3 -C bin ./usr/bin/promtool ./usr/bin/prometheus && rm prometheus_*.deb; } \
+	  || echo "prometheus is missing: as root on Debian, run 'apt-get update' and 'make prometheus'" >&2
+
 daemons:
 	@{ command -v dockerd && command -v podman && command -v runc; } >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -y -qq --no-install-recommends docker.io podman runc conmon catatonit netavark aardvark-dns iptables; } \
 	  || echo "dockerd or podman is missing: as root, run 'apt-get install docker.io podman runc'" >&2
@@ -75,7 +82,7 @@ containers: install daemons ## the contract of sandboxes on a real dockerd and a
 redteam: install daemons ## attacks from within sandboxes of every driver that runs here; writes build/redteam.json
 	$(BIN)/pytest tests/redteam $(ARGS)
 
-manifests: install ## deploy/k8s: rendered, against the published schemas, the house's policies and the services' settings; part of test
+manifests: install prometheus ## deploy/k8s, rendered, against the published schemas, the house's policies and the services' settings; every alert; part of test
 	$(BIN)/pytest tests/unit/deploy $(ARGS)
 
 cluster: install ## the services as pods would run them, with a NATS cluster of three, and one of each killed; part of long

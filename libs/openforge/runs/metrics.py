@@ -54,7 +54,9 @@ METRICS: Mapping[str, Metric] = {
     "openforge_reward_mean": Metric("gauge", "Mean reward of the newest batch."),
     "openforge_heldout_reward_mean": Metric("gauge", "Mean reward of held-out episodes at a version.", ("version",)),
     "openforge_batch_value": Metric("gauge", "What the learner says of the newest batch.", ("value",)),
-    "openforge_batch_timestamp_seconds": Metric("gauge", "When the newest batch was trained; when submitted if none."),
+    "openforge_batch_timestamp_seconds": Metric(
+        "gauge", "When the newest batch was trained, training began or went on; absent before it began."
+    ),
     "openforge_movement_timestamp_seconds": Metric("gauge", "When anything last came nearer to the end."),
     "openforge_running": Metric("gauge", "1 while the run is submitted and not finished, else 0."),
     # How stale?
@@ -172,8 +174,8 @@ class RunMetrics:
         yield Sample("openforge_movement_timestamp_seconds", progress.last_movement_at)
         if config is not None:
             yield Sample("openforge_steps_wanted", config.run.steps)
-        last = progress.steps[-1].at if progress.steps else 0.0
-        yield Sample("openforge_batch_timestamp_seconds", max(last, progress.submitted_at))
+        if progress.waits_for_batch_since:
+            yield Sample("openforge_batch_timestamp_seconds", progress.waits_for_batch_since)
         for version, evaluation in progress.evaluations.items():
             yield Sample("openforge_heldout_reward_mean", evaluation.success, (str(version),))
         if self._batch is not None:

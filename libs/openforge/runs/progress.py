@@ -87,6 +87,7 @@ class Progress:
         self.last_movement = "nothing yet"
         self.last_at = 0.0
         self.submitted_at = 0.0
+        self.resumed_at = 0.0
         self.training_began_at = 0.0
         self._rested_at = 0.0
         self.rested_s = 0.0
@@ -118,6 +119,12 @@ class Progress:
     def in_flight_allowed(self) -> int:
         """How many episodes may be open now."""
         return self.pressure.in_flight(self.config.pacing) if self.config else 0
+
+    @property
+    def waits_for_batch_since(self) -> float:
+        """Unix time; 0 before training began: evaluations at version 0 come first, and take what they take."""
+        last = max((step.at for step in self.steps), default=self.training_began_at)
+        return max(last, self.resumed_at) if last else 0.0
 
     @property
     def lag_max(self) -> int:
@@ -199,6 +206,7 @@ class Progress:
         if self._rested_at and self.training_began_at:
             self.rested_s += at - self._rested_at
         self._rested_at = 0.0
+        self.resumed_at = at
         self.barren_groups = 0
         self._move(SUBMITTED, at)
 

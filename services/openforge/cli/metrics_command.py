@@ -11,7 +11,10 @@ import typer
 
 from openforge.bus import CAUGHT_UP, BadSettings, Bus
 from openforge.cli.reach import BAD_USE, fail, run_on_bus
+from openforge.protos import Fact
+from openforge.runs import BadRunFile
 from openforge.runs.metrics import METRICS, RunMetrics, Sample
+from openforge.service.log import log
 from openforge.service.metrics import LISTEN, Instrument, Numbers, set_up_metrics
 
 FOLDED = ("run", "group", "episode", "turn", "trajectory", "policy")
@@ -20,19 +23,30 @@ INSTRUMENTS = tuple(Instrument(name, metric.kind, metric.help) for name, metric 
 
 
 class Exporter:
-    """All runs that were told of, folded in one thread and looked at from others."""
+    """All runs that were told of, folded in one thread and looked at from others. A run file that cannot be read, as of
+    another release, costs its own run's numbers and no other's.
+    """
 
     def __init__(self) -> None:
         self._runs: dict[str, RunMetrics] = {}
+        self._unreadable: set[str] = set()
         self._dead: Mapping[str, int] = {}
         self._lock = threading.Lock()
 
     async def follow(self, bus: Bus, run: str, *, until_now: bool = False) -> None:
         await self.look_at_the_dead(bus)
         async for told in bus.follow(FOLDED, run=run, until_now=until_now):
-            if told is not CAUGHT_UP:
+            if told is not CAUGHT_UP and told.fact.run not in self._unreadable:
                 with self._lock:
-                    self._runs.setdefault(told.fact.run, RunMetrics(told.fact.run)).apply(told.fact, told.at)
+                    self._fold(told.fact, told.at)
+
+    def _fold(self, fact: Fact, at: float) -> None:
+        try:
+            self._runs.setdefault(fact.run, RunMetrics(fact.run)).apply(fact, at)
+        except BadRunFile as problem:
+            log.error("no numbers of a run", run=fact.run, why=str(problem))
+            self._unreadable.add(fact.run)
+            del self._runs[fact.run]
 
     async def keep_looking_at_the_dead(self, bus: Bus) -> None:
         while True:

@@ -4,6 +4,7 @@ The probe catches wrong, partial and stale loads. A small training step may move
 manifest's digest covers the rest.
 """
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,8 +20,9 @@ def coarser(*dtypes: str) -> str:
 
 def judge_probe(found: Sequence[float], probe: Probe, folder: Path, dtype: str) -> float:
     """The largest difference to what the manifest states; raises `BadWeights` beyond the tolerance."""
-    error = max(abs(a - b) for a, b in zip(found, probe.logprobs, strict=True))
-    if not error <= TOLERANCE[dtype]:  # also where it is not a number
+    differences = [abs(a - b) for a, b in zip(found, probe.logprobs, strict=True)]
+    error = max(differences, key=lambda difference: math.inf if math.isnan(difference) else difference)
+    if not error <= TOLERANCE[dtype]:  # also where one is not a number
         raise BadWeights(
             f"weights {folder}: the log-prob probe differs by {error:.4g} from the manifest, more than "
             f"{TOLERANCE[dtype]:g} in {dtype}: wrong or partly loaded weights, not served."

@@ -12,6 +12,7 @@ from pretend_run import PretendRun, Weather
 
 from openforge.bus import Bus, BusSettings
 from openforge.bus.server import free_port
+from openforge.protos import RunSubmitted
 from openforge.runs import RunConfig, submit
 from openforge.runs.metrics import METRICS
 from openforge.service.metrics import LISTEN, PROCESS, Process, set_up_metrics
@@ -41,6 +42,7 @@ async def text_with(url: str, wanted: str) -> str:
 
 async def test_a_run_is_seen_by_prometheus_and_by_a_collector(bus: Bus, bus_settings: BusSettings) -> None:
     await submit(bus, CONFIG)
+    await bus.tell(RunSubmitted(run="of-another-release", generation=0, config="{}", config_digest="ab" * 32))
     await bus.tell_all(fact for _, fact in PretendRun(CONFIG, Weather(seed=2)).run().facts)
     listen = f"127.0.0.1:{free_port()}"
     with collecting() as collector:
@@ -62,6 +64,7 @@ async def test_a_run_is_seen_by_prometheus_and_by_a_collector(bus: Bus, bus_sett
     shown = set(re.findall(r"^(openforge_\w+)", text, re.MULTILINE))
     named = {f"{name}_total" if metric.kind == "counter" else name for name, metric in METRICS.items()}
     assert shown <= named
+    assert "of-another-release" not in text
     assert {"openforge_weight_debt", "openforge_episodes_total", "openforge_attempts"} <= shown
     assert collector.metrics["openforge-metrics"] <= set(METRICS)
 

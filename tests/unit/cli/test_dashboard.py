@@ -19,14 +19,10 @@ LABELS: dict[str, set[str]] = (
     | {"up": {"instance", "job"}}
 )
 _NUMBER = r"\b(?:openforge_\w+|up)\b"  # ours, and Prometheus's own of each that it asks
-_FUNCTIONS = {"time", "sum", "max", "min", "rate", "increase"}
-_WORDS = {"and", "or", "unless", "on", "by", "ignoring", "group_left", "bool"}
 
 
 def faults(expression: str) -> Iterator[str]:
-    """What Prometheus would refuse, or find nothing for."""
-    if expression.count("(") != expression.count(")"):
-        yield "parentheses do not match"
+    """What Prometheus would find nothing for."""
     for name, matchers in re.findall(r"(\w+)\{([^}]*)\}", expression):
         for label in re.findall(r"(\w+)\s*[=!]~?", matchers):
             if label not in LABELS.get(name, ()):
@@ -38,10 +34,6 @@ def faults(expression: str) -> Iterator[str]:
         for label in re.split(r"\s*,\s*", labels):
             if not any(label in LABELS.get(name, ()) for name in spoken_of):
                 yield f"nothing has a label {label}"
-    rest = re.sub(r"\b(?:by|on|ignoring)\s*\([^)]*\)", "", bare)
-    for word in re.findall(r"[A-Za-z_]\w*", rest):
-        if word not in spoken_of | _FUNCTIONS | _WORDS:
-            yield f"{word} is no function that we use"
 
 
 def test_the_check_finds_what_is_wrong() -> None:
@@ -49,7 +41,6 @@ def test_the_check_finds_what_is_wrong() -> None:
     assert list(faults("openforge_runing == 1")) == ["openforge_runing is not exported"]
     assert list(faults('openforge_running{stage="x"}')) == ["openforge_running has no label stage"]
     assert list(faults("sum by (stage) (openforge_running)")) == ["nothing has a label stage"]
-    assert list(faults("rat(openforge_running")) == ["parentheses do not match", "rat is no function that we use"]
 
 
 def test_alerts_speak_of_numbers_that_there_are() -> None:
@@ -61,11 +52,6 @@ def test_alerts_speak_of_numbers_that_there_are() -> None:
         spoken_of = set(re.findall(r"\$labels\.(\w+)", str(rule["annotations"])))
         names = set(re.findall(_NUMBER, rule["expr"]))
         assert spoken_of <= set.union(*(LABELS[name] for name in names))
-
-
-def test_an_evaluation_which_has_no_batches_is_not_missed_for_them() -> None:
-    (rule,) = (rule for rule in RULES if rule["alert"] == "OpenForgeNoBatch")
-    assert "openforge_steps_wanted > 0" in rule["expr"]
 
 
 def test_panels_speak_of_numbers_that_there_are() -> None:

@@ -2,11 +2,13 @@
 
 import random
 from collections import defaultdict
+from typing import Literal
 
 import msgspec
 from pretend_run import PretendRun, Weather
 
 from openforge.protos import (
+    BatchTrained,
     EndReason,
     EpisodeEnded,
     EpisodeFailed,
@@ -17,11 +19,15 @@ from openforge.protos import (
     Fact,
     FailReason,
     GroupClosed,
+    GroupOpened,
     Member,
+    RunPaused,
+    RunSubmitted,
     TaskRef,
 )
-from openforge.runs import Books, RunConfig
+from openforge.runs import Books, RunConfig, canonical
 from openforge.runs.metrics import ENOUGH, METRICS, RunMetrics
+from openforge.runs.names import eval_group
 
 Told = list[tuple[float, Fact]]
 Numbers = dict[str, dict[tuple[str, ...], float]]
@@ -77,6 +83,11 @@ def request(episode: str, attempt: int = 0, task: str = "easy") -> EpisodeReques
         limits=EpisodeLimits(timeout_s=1, turns=1, tokens_per_turn=1),
         seed=0,
     )
+
+
+def opened(group: str, purpose: Literal["train", "eval"]) -> GroupOpened:
+    task = TaskRef(env="shell", task="easy", seed=1)
+    return GroupOpened(run="r", group=group, ordinal=0, purpose=purpose, task=task, size=1, start_version=0)
 
 
 def started(episode: str) -> EpisodeStarted:
@@ -140,3 +151,16 @@ def test_losses_that_depend_on_the_task_show() -> None:
     assert numbers["openforge_lost_share"] == {
         ("task", "hard"): 0.5, ("task", "easy"): 0.0, ("harness", "mini"): 0.25,
     }  # fmt: skip
+
+
+def test_a_batch_is_waited_for_since_training_began_went_on_or_made_the_last_one() -> None:
+    text, digest = canonical(CONFIG)
+    submitted = RunSubmitted(run="r", generation=0, config=text, config_digest=digest)
+    told: Told = [(10.0, submitted), (11.0, opened(eval_group(0, 0), "eval"))]
+    assert numbers_of(told)["openforge_batch_timestamp_seconds"] == {}
+    told.append((500.0, opened("g0", "train")))
+    assert numbers_of(told)["openforge_batch_timestamp_seconds"] == {(): 500}
+    told += [(600.0, RunPaused(run="r", generation=0)), (9000.0, msgspec.structs.replace(submitted, generation=1))]
+    assert numbers_of(told)["openforge_batch_timestamp_seconds"] == {(): 9000}
+    trained = BatchTrained(run="r", version=1, base=0, episodes=(), groups=("g0",), config_digest=digest, lag=0)
+    assert numbers_of([*told, (9100.0, trained)])["openforge_batch_timestamp_seconds"] == {(): 9100}
