@@ -2,19 +2,24 @@
 
 What OUT/state holds is the state after the steps; with LOAD, what was loaded, saved again before the step.
 
-SECTIONS is JSON: more of the sections `algorithm` and `learner`.
+SECTIONS is JSON: more of the sections `algorithm` and `learner`. Its entry `recorded` is a file of `mixtures.recorded`:
+each step is then on the episodes in it, through the experts that they went through.
 """
 
 import json
 import sys
 from pathlib import Path
 
+import msgspec
 from learner_world import run_config, verdict
 from safetensors.torch import save_file
 
 from openforge.learner.backends.choose import backend_for
 from openforge.learner.backends.contract import Backend
-from openforge.learner.step import batch_of, step_of
+from openforge.learner.routing import Replay
+from openforge.learner.step import Step, batch_of, step_of
+from openforge.protos import TrajectoryVerified
+from openforge.runs import RunConfig
 
 
 def main(model: str, world: str, out: str, sections: str, load: str = "") -> None:
@@ -26,13 +31,14 @@ def main(model: str, world: str, out: str, sections: str, load: str = "") -> Non
     if load:
         backend.load(Path(load))
         save(backend, folder)
+    recorded, files = read(Path(more["recorded"])) if "recorded" in more else ([], {})
     seen = []
     for base in range(3 if not load else 1):
         first = base if not load else 3
-        trajectories = [verdict(config, ordinal, member, 0) for ordinal in (first, first + 7) for member in range(4)]
-        groups = list(dict.fromkeys(one.group for one in trajectories))
-        batch = batch_of(base, groups, {one.episode: one for one in trajectories}, 0)
-        step = step_of(batch, config.algorithm, backend.vocabulary)
+        trajectories = recorded or [
+            verdict(config, ordinal, member, 0) for ordinal in (first, first + 7) for member in range(4)
+        ]
+        step = made(config, backend, base, trajectories, files)
         stats = backend.train(step.sequences, base)
         seen.append(
             [
@@ -53,6 +59,19 @@ def main(model: str, world: str, out: str, sections: str, load: str = "") -> Non
     save_file(exported, folder / "weights.safetensors")
     (folder / "seen.json").write_text(json.dumps({"steps": seen, "logprobs": logprobs, "weights": weights}))
     backend.close()
+
+
+def made(
+    config: RunConfig, backend: Backend, base: int, trajectories: list[TrajectoryVerified], files: dict[str, bytes]
+) -> Step:
+    groups = list(dict.fromkeys(one.group for one in trajectories))
+    batch = batch_of(base, groups, {one.episode: one for one in trajectories}, 0)
+    replay = None if backend.mixture is None else Replay(backend.mixture, files)
+    return step_of(batch, config.algorithm, backend.vocabulary, replay)
+
+
+def read(recorded: Path) -> tuple[list[TrajectoryVerified], dict[str, bytes]]:
+    return msgspec.msgpack.decode(recorded.read_bytes(), type=tuple[list[TrajectoryVerified], dict[str, bytes]])
 
 
 def save(backend: Backend, folder: Path) -> None:

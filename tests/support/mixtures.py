@@ -2,12 +2,14 @@
 
 import io
 import random
+import shutil
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import torch
 from learner_world import verdict
+from safetensors.torch import load_file, save_file
 
 from openforge.blobs import ref_to
 from openforge.engine.batching import Batch, Limits, Served
@@ -26,8 +28,6 @@ EXPERTS = 32
 
 def mixture(folder: Path, experts: int = EXPERTS) -> Path:
     """One whose answers change where its tokens go through other experts."""
-    from safetensors.torch import load_file, save_file
-
     made = tiny(folder, hidden=32, heads=2, kv_heads=1, experts=experts)
     tensors = load_file(made / "model.safetensors")
     grown = {name: tensor * (12.0 if ".experts." in name else 1.0) for name, tensor in tensors.items()}
@@ -80,6 +80,23 @@ def episodes(config: RunConfig, folder: Path, members: int = 4) -> tuple[list[Tr
         like = verdict(config, 0, member, 0, reward=float(member % 2))
         found.append(msgspec.structs.replace(like, sequences=(sequence,), sampled_tokens=length, prompt_tokens=start))
     return found, files
+
+
+def recorded(path: Path, members: list[TrajectoryVerified], files: dict[str, bytes]) -> Path:
+    path.write_bytes(msgspec.msgpack.encode((members, files)))
+    return path
+
+
+def turned(folder: Path, out: Path, files: dict[str, bytes]) -> Path:
+    """The same model but for its routers: they prefer, for about half of all tokens, experts that none went through."""
+    shutil.copytree(folder, out)
+    drawn = torch.Generator().manual_seed(1)
+    tensors = load_file(out / "model.safetensors")
+    for name in sorted(name for name in tensors if name.endswith(".mlp.gate.weight")):
+        for expert in unchosen(files, int(name.split(".")[2])):
+            tensors[name][expert] = 30.0 * torch.randn(tensors[name].shape[1], generator=drawn)
+    save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
+    return out
 
 
 def unchosen(files: dict[str, bytes], layer: int) -> list[int]:

@@ -1,10 +1,21 @@
 """Two ranks compute what one computes, and load what one saved."""
 
+import json
 from pathlib import Path
 
+import fleet_steps
+import mixtures
+import msgspec
 import pytest
 from fleet_runs import close, furthest, same_state, steps
-from learner_world import tiny_model
+from learner_world import run_config, tiny_model
+
+from openforge.learner.backends.fleet import without_routing
+from openforge.learner.backends.ranks import deals, share
+from openforge.learner.packing import pack
+from openforge.learner.routing import Mixture, Replay
+from openforge.learner.step import batch_of, step_of
+from openforge.protos import TrajectoryVerified
 
 EVERYTHING = {
     "algorithm": {
@@ -39,6 +50,59 @@ def test_weights_and_optimizer_are_the_same_bits_however_many_ranks_hold_them(tm
     steps(model, 2, tmp_path / "back", tmp_path / "one/state")
     assert same_state(tmp_path / "two/state", tmp_path / "one/state")
     assert same_state(tmp_path / "two/state", tmp_path / "back/state")
+
+
+def test_each_rank_replays_the_experts_of_its_own_rows(tmp_path: Path) -> None:
+    """The routers have changed since, so who replays nothing computes something else: half the batch left to them shows
+    what a second rank without replay would do."""
+    model = mixtures.mixture(tmp_path / "sampled")
+    members, files = mixtures.episodes(run_config(model), model)
+    changed = mixtures.turned(model, tmp_path / "changed", files)
+    untold = [
+        msgspec.structs.replace(
+            one, sequences=tuple(msgspec.structs.replace(seq, routed_experts=(), routed_at=()) for seq in one.sequences)
+        )
+        for one in members[2:]
+    ]
+
+    def sections(name: str, members: list[TrajectoryVerified]) -> dict[str, object]:
+        recorded = mixtures.recorded(tmp_path / f"{name}.msgpack", members, files)
+        return {"recorded": str(recorded), "learner": {"routing_replay": True}}
+
+    together = steps(changed, 2, tmp_path / "two", sections=sections("all", members))
+    alone = here(changed, tmp_path / "one", sections("all", members))
+    half = here(changed, tmp_path / "half", sections("half", [*members[:2], *untold]))
+    assert close(alone["steps"], together["steps"], 1e-5)
+    assert close(alone["logprobs"], together["logprobs"], 1e-5)
+    assert furthest(tmp_path / "one", tmp_path / "two") < 1e-5
+    assert not close(alone["steps"], half["steps"], 0.1)
+    assert furthest(tmp_path / "one", tmp_path / "half") > 1e-3
+
+
+def here(model: Path, out: Path, sections: dict[str, object]) -> dict[str, object]:
+    """On one rank, in this process."""
+    fleet_steps.main(str(model), "1", str(out), json.dumps(sections))
+    return dict(json.loads((out / "seen.json").read_text()))
+
+
+def test_a_rank_is_told_of_the_experts_of_its_own_rows_and_of_no_others(tmp_path: Path) -> None:
+    model = mixtures.mixture(tmp_path / "model")
+    config = run_config(model)
+    members, files = mixtures.episodes(config, model, members=5)
+    batch = batch_of(0, [members[0].group], {one.episode: one for one in members}, 0)
+    mixture = Mixture(layers=2, experts=mixtures.EXPERTS, per_token=2)
+    sequences = step_of(batch, config.algorithm, 259, Replay(mixture, files)).sequences
+    assert all(one.routing is not None for one in sequences)
+    assert all(one.routing is None for one in without_routing(sequences)), "nothing of it goes to everyone"
+    rows = pack(sequences, 28)
+    dealt = deals(rows, 2)
+    assert [len(own) for own in dealt] == [3, 3]
+    for rank, own in enumerate(dealt):
+        rows_of_rank = share(rows, rank, 2)
+        assert [row.routing if part else None for row, part in rows_of_rank] == own
+    told = [routing for own in dealt for routing in own if routing is not None]
+    assert len(told) == len(rows) == 5
+    assert all(any(routing is row.routing for routing in told) for row in rows)
 
 
 @pytest.mark.heavy

@@ -19,6 +19,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import msgspec
+
 from openforge.learner.backends.contract import BackendRefused, StepStats
 from openforge.learner.packing import TrainSequence
 from openforge.runs import RunConfig, config_of
@@ -57,7 +59,7 @@ class Fleet:
         self.mixture = self._own.mixture
 
     def train(self, sequences: Sequence[TrainSequence], step: int) -> StepStats:
-        _broadcast(("train", (sequences, step)))
+        _broadcast(("train", (without_routing(sequences), step)))
         return self._own.train(sequences, step)
 
     def logprobs(self, sequences: Sequence[TrainSequence]) -> list[list[float]]:
@@ -99,6 +101,11 @@ class Fleet:
         dist.destroy_process_group()
         for child in self._children:
             child.wait(timeout=30)
+
+
+def without_routing(sequences: Sequence[TrainSequence]) -> list[TrainSequence]:
+    """What all ranks are told of. Experts weigh more than tokens: each rank is told of those of its own rows, later."""
+    return [one if one.routing is None else msgspec.structs.replace(one, routing=None) for one in sequences]
 
 
 def follow() -> NoReturn:

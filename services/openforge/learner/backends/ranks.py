@@ -10,11 +10,13 @@ import os
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from openforge.learner.packing import HasTokens, cost
+from openforge.learner.packing import HasTokens, Row, cost
+from openforge.learner.routing import Routing
 
 RowT = TypeVar("RowT", bound=HasTokens)
 
@@ -66,6 +68,25 @@ def balanced(rows: Sequence[RowT], world_size: int) -> list[list[RowT]]:
         shares[lightest].append(row)
         load[lightest] += cost(row, PAIR_COST)
     return shares
+
+
+def with_routing(rows: Sequence[Row]) -> list[tuple[Row, float]]:
+    """This rank's share of rows whose experts rank 0 alone knows: it tells each rank of those that it trains."""
+    own = share(rows, rank(), world())
+    if world() == 1:
+        return own
+    told: list[list[Routing | None]] = [[]]
+    dist.scatter_object_list(told, deals(rows, world()) if rank() == 0 else None)
+    return [
+        (msgspec.structs.replace(row, routing=routing), part) for (row, part), routing in zip(own, told[0], strict=True)
+    ]
+
+
+def deals(rows: Sequence[Row], world_size: int) -> list[list[Routing | None]]:
+    """For each rank what its rows go through; a row that only fills its share up goes through what it likes."""
+    return [
+        [row.routing if part else None for row, part in share(rows, each, world_size)] for each in range(world_size)
+    ]
 
 
 def reduce_gradients(policy: Any, last: bool) -> None:

@@ -143,11 +143,11 @@ class TorchBackend:
 
     def _measured(self, sequences: Sequence[TrainSequence]) -> list[Measured]:
         """This rank's rows of a mini-batch, with all that has to be known before the first step."""
-        rows = [
-            self._compared(Measured(row, share))
-            for row, share in ranks.share(self._rows(sequences), ranks.rank(), ranks.world())
-        ]
+        rows = [self._compared(Measured(row, share)) for row, share in self._share(self._rows(sequences))]
         return rows if self._critic is None else self._critic.judged(rows, sequences)
+
+    def _share(self, rows: Sequence[Row]) -> list[tuple[Row, float]]:
+        return ranks.share(rows, ranks.rank(), ranks.world()) if self.mixture is None else ranks.with_routing(rows)
 
     def _compared(self, measured: Measured) -> Measured:
         if needs_proximal(self.algorithm):
