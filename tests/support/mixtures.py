@@ -58,11 +58,14 @@ def npy(rows: np.ndarray) -> bytes:
     return file.getvalue()
 
 
-def episodes(config: RunConfig, folder: Path, members: int = 4) -> tuple[list[TrajectoryVerified], dict[str, bytes]]:
-    """A group of one prompt, and the files that tell of its experts, by digest."""
+def episodes(
+    config: RunConfig, folder: Path, members: int = 4, groups: int = 1
+) -> tuple[list[TrajectoryVerified], dict[str, bytes]]:
+    """Groups, all of one prompt, and the files that tell of their experts, by digest."""
     files: dict[str, bytes] = {}
     found = []
-    for member, request in enumerate(sampled(folder, [PROMPT] * members)):
+    for number, request in enumerate(sampled(folder, [PROMPT] * (members * groups))):
+        ordinal, member = divmod(number, members)
         rows = request.routed.first()
         assert rows is not None
         file = npy(rows)
@@ -77,7 +80,7 @@ def episodes(config: RunConfig, folder: Path, members: int = 4) -> tuple[list[Tr
             routed_experts=(ref_to(file),),
             routed_at=(Span(0, len(rows)),),
         )
-        like = verdict(config, 0, member, 0, reward=float(member % 2))
+        like = verdict(config, ordinal, member, 0, reward=float(member % 2))
         found.append(msgspec.structs.replace(like, sequences=(sequence,), sampled_tokens=length, prompt_tokens=start))
     return found, files
 

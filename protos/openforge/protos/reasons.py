@@ -89,6 +89,8 @@ class RetireReason(StrEnum):
     """A sequence is longer than the learner's row."""
     INVALID = "invalid"
     """It carries numbers no engine may send, such as a log-prob sentinel."""
+    LOST = "lost"
+    """Something beside its tokens that its training needs is gone from the blobs."""
     NOT_NEEDED = "not_needed"
     """The run ended before a batch could take it."""
 

@@ -310,6 +310,10 @@ class Batcher:
             and (view.suspect or view.youngest > version or (view.youngest if mask else view.oldest) < bound)
         }
 
+    def lost(self, name: str, why: str) -> Retire:
+        """What a group of a batch needs is gone, so that the batch cannot be computed with it."""
+        return self._retire(self.state.groups[name], RetireReason.LOST, detail=why)
+
     def _late(self, group: Group, fate: str) -> Retire:
         if fate == TRAINED:
             return self._retire(

@@ -25,11 +25,12 @@ from openforge.learner.batcher import Batcher, Done, Retire, State, Train, Wait
 from openforge.learner.checkpoints import Checkpoint, Memory
 from openforge.learner.facts import batch_trained, retirements
 from openforge.learner.identity import ConfigChanged, training_digest
-from openforge.learner.lineage import LineageBroken, replay_of
+from openforge.learner.lineage import ExpertsLost, LineageBroken, recorded_replay_of, replay_of
 from openforge.learner.lock import only_one
 from openforge.learner.offer import Offer
 from openforge.learner.outlet import Outlet, insisting
 from openforge.learner.publisher import Publisher
+from openforge.learner.routing import Replay
 from openforge.learner.rules import checkpoints_of, oldest_allowed, rules_of
 from openforge.learner.settings import Settings
 from openforge.learner.step import Batch, Step, batch_of, step_of
@@ -223,7 +224,7 @@ class Learner:
             self._expect(fact.config_digest, fact.version)
             log.info("computing again", run=self._run, version=fact.version, episodes=len(fact.episodes))
             batch = await self._batch(fact.base, fact.groups, fact.episodes)
-            await self._compute(batch)
+            await self._compute(batch, await recorded_replay_of(self._bus.blobs, self._backend.mixture, batch))
             self._arrived(fact)
 
     async def _batch(self, base: int, groups: Iterable[str], episodes: Iterable[str]) -> Batch:
@@ -245,9 +246,8 @@ class Learner:
             )
         return told.fact
 
-    async def _compute(self, batch: Batch) -> tuple[Step, StepStats]:
+    async def _compute(self, batch: Batch, replay: Replay | None) -> tuple[Step, StepStats]:
         self._ahead = True
-        replay = await replay_of(self._bus.blobs, self._backend.mixture, batch)
         step = await self._slow.call(step_of, batch, self._config.algorithm, self._backend.vocabulary, replay)
         return step, await self._slow.call(self._backend.train, step.sequences, batch.base)
 
@@ -270,8 +270,14 @@ class Learner:
     async def _train_now(self, action: Train) -> None:
         began = time.monotonic()
         batch = await self._batch(action.base, action.groups, action.episodes)
+        try:
+            replay = await replay_of(self._bus.blobs, self._backend.mixture, batch)
+        except ExpertsLost as lost:
+            for group, why in lost.groups.items():
+                await self._retire(self._batcher.lost(group, why))
+            return
         with tracing.span("optimizer step"):
-            step, stats = await self._compute(batch)
+            step, stats = await self._compute(batch, replay)
         step_s, others_held = time.monotonic() - began, len(self._payloads) - len(action.episodes)
         fact = batch_trained(self._run, self._digest, action, step, stats, step_s, others_held)
         await self._tell(fact)

@@ -59,6 +59,20 @@ def test_drop_retires_the_whole_group_for_one_token_beyond_the_bound() -> None:
     assert (action.reason, action.lag, len(action.headers)) == (RetireReason.STALE, 2, 2)
 
 
+def test_a_group_that_lost_what_it_needs_is_retired_whole_also_by_who_reads_only_half_of_that() -> None:
+    batcher = Batcher(rules(groups_per_step=1))
+    ready(batcher, 0, {0: 4})
+    assert isinstance(batcher.decide(0.0), Train)
+    action = batcher.lost(name(0), "its file is gone")
+    assert (action.reason, action.detail, len(action.headers)) == (RetireReason.LOST, "its file is gone", 2)
+    batcher.apply(retired(action)[0])
+    rest = batcher.decide(0.0)
+    assert isinstance(rest, Retire)
+    assert (rest.reason, [one.episode for one in rest.headers]) == (RetireReason.LOST, [action.headers[1].episode])
+    batcher.apply(retired(rest)[0])
+    assert isinstance(batcher.decide(0.0), Wait)
+
+
 def test_mask_turns_old_tokens_into_context_and_counts_them() -> None:
     batcher = at(3, rules("mask", groups_per_step=1, max_lag=1))
     ready(batcher, 0, {1: 1, 2: 4, 3: 9})

@@ -21,7 +21,7 @@ from openforge.learner.backends.contract import BackendRefused
 from openforge.learner.backends.loading import as_stored
 from openforge.learner.backends.torch_fsdp import TorchBackend
 from openforge.learner.identity import decisive, training_digest
-from openforge.learner.lineage import LineageBroken, replay_of
+from openforge.learner.lineage import ExpertsLost, LineageBroken, recorded_replay_of, replay_of
 from openforge.learner.packing import TrainSequence, pack
 from openforge.learner.publisher import Publisher
 from openforge.learner.routing import NONE, Mixture, Replay, Routing
@@ -235,8 +235,13 @@ async def test_a_batch_whose_files_are_gone_is_not_trained_otherwise(
     assert await replay_of(blobs, HERE, batch) == Replay(HERE, files)
     assert await replay_of(blobs, None, batch) is None
     await blobs.delete(refs[0])
-    with pytest.raises(LineageBroken, match=r"the batch after version 4 needs it: .*restore the blobs"):
+    with pytest.raises(ExpertsLost, match=rf"^{members[0].episode}: .*{refs[0].digest} is not in") as lost:
         await replay_of(blobs, HERE, batch)
+    assert lost.value.groups.keys() == {members[0].group}
+    with pytest.raises(
+        LineageBroken, match=r"version 4 is recorded and cannot be computed again: .*; restore the blobs"
+    ):
+        await recorded_replay_of(blobs, HERE, batch)
 
 
 def test_a_model_without_experts_and_verl_are_refused_with_the_way_out(tmp_path: Path) -> None:
