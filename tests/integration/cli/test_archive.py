@@ -1,6 +1,8 @@
 """A run that was exported and imported is the same run, and its tables say what its facts say."""
 
 import asyncio
+import os
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -97,6 +99,26 @@ async def test_the_tables_hold_the_golden_values_and_the_card_names_them(bus: Bu
         await archive.export(bus, RUN, out)
     with pytest.raises(archive.BadArchive, match="openforge export"):
         archive.run_of(tmp_path)
+
+
+_READER = """
+import sys
+from datasets import get_dataset_config_names, load_dataset
+for name in get_dataset_config_names(sys.argv[1]):
+    rows = load_dataset(sys.argv[1], name)["train"]
+    print(name, len(rows), rows[0]["reward"] if "reward" in rows.column_names else "")
+"""
+
+
+async def test_the_folder_is_a_dataset_of_three_tables_to_those_who_load_such(bus: Bus, tmp_path: Path) -> None:
+    await bus.tell_all(FACTS)
+    await archive.export(bus, RUN, tmp_path / "out")
+    offline = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home")}
+    reader = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", _READER, str(tmp_path / "out")), env=offline, stdout=asyncio.subprocess.PIPE
+    )
+    said, _ = await reader.communicate()
+    assert sorted(said.decode().splitlines()) == ["episodes 1 1.0", "sequences 1 1.0", "turns 1 "]
 
 
 async def test_a_verdict_of_many_sequences_is_as_many_rows(bus: Bus, tmp_path: Path) -> None:

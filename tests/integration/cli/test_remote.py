@@ -70,10 +70,10 @@ def checked(run_file: Path, url: str, *more: str) -> Result:
     return CliRunner().invoke(app, ["train", str(run_file), "--remote", url, *more])
 
 
-async def trainer(run_file: Path, url: str) -> asyncio.subprocess.Process:
+async def trainer(run_file: Path, url: str, *more: str) -> asyncio.subprocess.Process:
     """The command as a process of its own, since it listens for signals."""
     return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "openforge.cli", "train", str(run_file), "--remote", url),
+        *(sys.executable, "-m", "openforge.cli", "train", str(run_file), "--remote", url, *more),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
@@ -167,6 +167,18 @@ async def test_ctrl_c_detaches_and_the_same_command_joins_the_run_and_sees_it_en
         stopped = await bus.find(RunStopped, "r", 0)
     assert stopped is not None
     assert stopped.fact.reason is StopReason.COMPLETED
+
+
+async def test_a_run_that_stands_still_is_ended_with_its_reason(as_operator: World, run_file: Path) -> None:
+    command = await trainer(run_file, as_operator.server.url, "--set", "run.no_progress_s=1")
+    said, _ = await command.communicate()
+    assert command.returncode == 4, said
+    assert b"r stopped: no_progress. nothing moved for" in said
+    async with as_operator.bus(OPERATOR) as bus:
+        stopped = await bus.find(RunStopped, "r", 0)
+    assert stopped is not None
+    assert stopped.fact.reason is StopReason.NO_PROGRESS
+    assert "since 'run submitted' (0 in flight)" in stopped.fact.detail
 
 
 def test_a_run_that_nobody_takes_up_is_remarked_on_after_a_while(run_file: Path) -> None:

@@ -32,6 +32,7 @@ from openforge.bus.permissions import OPERATOR, ROLES
 from openforge.engine.settings import Settings as Engine
 from openforge.learner.settings import Settings as Learner
 from openforge.proxy.settings import Settings as Proxy
+from openforge.runs.metrics import METRICS, STAGES
 from openforge.sandbox.kubernetes import cluster, stream
 from openforge.sandbox.kubernetes.pod import LABEL
 from openforge.sandbox_manager.settings import Settings as SandboxManager
@@ -359,6 +360,18 @@ def test_numbers_that_stand_in_two_places_are_the_same(objects: tuple[Object, ..
             assert re.search(r":\d+\.\d+\.\d+$", env[service][f"OPENFORGE_SANDBOX_{image}"])
     key, _, value = env["sandbox_manager"]["OPENFORGE_SANDBOX_PROXY_LABELS"].partition("=")
     assert labels_of(services["proxy"])[key] == value
+
+
+def test_what_scales_looks_at_a_number_that_is_exported(objects: tuple[Object, ...]) -> None:
+    metrics = [
+        metric["external"]["metric"]
+        for scaler in of_kind(objects, "HorizontalPodAutoscaler")
+        for metric in scaler["spec"]["metrics"]
+    ]
+    assert metrics
+    for metric in metrics:
+        assert METRICS[metric["name"]].labels == ("stage",)
+        assert metric["selector"]["matchLabels"]["stage"] in STAGES
 
 
 def test_the_program_of_each_service_is_a_module_of_that_service(objects: tuple[Object, ...]) -> None:
