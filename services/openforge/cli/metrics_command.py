@@ -103,7 +103,7 @@ def metrics(
                 fail("metrics need more packages: install openforge[seeing]", BAD_USE)
             shown.expose(INSTRUMENTS, exporter.numbers)
             typer.echo(shown.url)
-        run_on_bus(None if run == "*" else run, show)
+        run_on_bus(None if run == "*" else run, show, "metrics")
     except BadSettings as error:
         fail(str(error), BAD_USE)
     finally:

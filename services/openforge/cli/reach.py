@@ -41,11 +41,11 @@ NO_BUS = (Unreachable, Unusable, BadSettings, NoServerBinary, ServerFailed, BusE
 """Why the bus of a run cannot be reached, in one sentence each."""
 
 
-def run_on_bus(run: str | None, act: Callable[[Bus], Coroutine[Any, Any, T]]) -> T:
-    """`act` on the bus of the run; what stands in the way ends the command with one sentence."""
+def run_on_bus(run: str | None, act: Callable[[Bus], Coroutine[Any, Any, T]], name: str = "cli") -> T:
+    """`act` on the bus of the run, as `name`; what stands in the way ends the command with one sentence."""
 
     async def reached() -> T:
-        async with bus_of(run) as bus:
+        async with bus_of(run, name) as bus:
             return await act(bus)
 
     try:
@@ -59,21 +59,21 @@ def run_on_bus(run: str | None, act: Callable[[Bus], Coroutine[Any, Any, T]]) ->
 
 
 @asynccontextmanager
-async def bus_of(run: str | None) -> AsyncIterator[Bus]:
-    """Connected to the bus that knows the run; any bus where `run` is None.
+async def bus_of(run: str | None, name: str = "cli") -> AsyncIterator[Bus]:
+    """Connected to the bus that knows the run; any bus where `run` is None. Dead letters are told by `name`.
 
     Raises `Unreachable`, `Unusable`, `BusError`, or `BadKey` where no run can have that name.
     """
     home = Home(token("run", run)) if run is not None else None
     address = home.address() if home else None
     if home and address:
-        async with _connected(address.nats_url, home) as bus:
+        async with _connected(address.nats_url, home, name) as bus:
             yield bus
     elif os.environ.get("OPENFORGE_NATS_URL") or home is None:
-        async with Bus.connect(_patient(BusSettings.from_env()), name="cli") as bus:
+        async with Bus.connect(_patient(BusSettings.from_env()), name=name) as bus:
             yield bus
     elif home.nats.is_dir():
-        async with _resting(home) as bus:
+        async with _resting(home, name) as bus:
             yield bus
     else:
         raise Unreachable(
@@ -83,13 +83,13 @@ async def bus_of(run: str | None) -> AsyncIterator[Bus]:
 
 
 @asynccontextmanager
-async def _connected(url: str, home: Home) -> AsyncIterator[Bus]:
-    async with Bus.connect(_patient(home.bus_settings(url)), name="cli") as bus:
+async def _connected(url: str, home: Home, name: str) -> AsyncIterator[Bus]:
+    async with Bus.connect(_patient(home.bus_settings(url)), name=name) as bus:
         yield bus
 
 
 @asynccontextmanager
-async def _resting(home: Home) -> AsyncIterator[Bus]:
+async def _resting(home: Home, name: str) -> AsyncIterator[Bus]:
     """The run's own store, served to us alone."""
     deadline = asyncio.get_running_loop().time() + WAIT_FOR_STORE_S
     while True:
@@ -100,7 +100,7 @@ async def _resting(home: Home) -> AsyncIterator[Bus]:
                 server = NatsServer(ServerConfig(folder=str(home.nats), port=free_port(), users_file=users))
                 await server.start()
                 try:
-                    async with _connected(server.url, home) as bus:
+                    async with _connected(server.url, home, name) as bus:
                         yield bus
                 finally:
                     await server.stop()
@@ -112,7 +112,7 @@ async def _resting(home: Home) -> AsyncIterator[Bus]:
                     f"run {home.run!r} is held by another command ({home.root / 'lock'}): wait for it to end"
                 ) from None
         if address is not None:
-            async with _connected(address.nats_url, home) as bus:
+            async with _connected(address.nats_url, home, name) as bus:
                 yield bus
             return
         await asyncio.sleep(0.2)

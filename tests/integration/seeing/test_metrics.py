@@ -4,13 +4,16 @@ import asyncio
 import os
 import re
 import sys
+from pathlib import Path
 
 import httpx
 import msgspec
+from credentials_world import world_at
 from otlp_collector import collecting
 from pretend_run import PretendRun, Weather
 
 from openforge.bus import Bus, BusSettings
+from openforge.bus.permissions import OPERATOR
 from openforge.bus.server import free_port
 from openforge.protos import RunSubmitted
 from openforge.runs import RunConfig, submit
@@ -81,3 +84,27 @@ async def test_a_service_shows_its_own_numbers() -> None:
     metrics.close()
     assert "openforge_loop_lag_seconds " in text
     assert set_up_metrics("proxy", {}) is None
+
+
+async def test_an_exporter_that_may_only_read_tells_of_a_message_that_is_no_fact(tmp_path: Path) -> None:
+    async with world_at(tmp_path) as world:
+        async with world.bus(OPERATOR) as bus:
+            await bus.set_up()
+            await submit(bus, CONFIG)
+            await bus.link.js.publish("of.r.turn.g-0.0.1", b"\xc1")
+        seed = {
+            "OPENFORGE_NATS_URL": world.server.url,
+            "OPENFORGE_NATS_NKEY_SEED_FILE": str(world.credentials.seed("metrics")),
+        }
+        for told in (set(), {"metrics"}):  # it looks at dead letters before it reads
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "openforge.cli", "metrics", "--once"),
+                env=os.environ | seed,
+                stdout=asyncio.subprocess.PIPE,
+            )
+            said, _ = await process.communicate()
+            assert process.returncode == 0
+            numbers = [msgspec.json.decode(line) for line in said.splitlines()]
+            assert {"openforge_running", "openforge_steps_wanted"} <= {number["name"] for number in numbers}
+            dead = {number["labels"]["service"] for number in numbers if number["name"] == "openforge_dead_letters"}
+            assert dead == told
