@@ -15,8 +15,10 @@ from learner_world import run_config, tiny_model
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from openforge.learner.backends.loading import as_stored
 from openforge.learner.checkpoints import Checkpoint, Checkpoints, Memory
 from openforge.learner.plain import policy_of, write_plain
+from openforge.models import tiny
 
 VERL = {"learner": {"backend": "verl"}}
 ALGORITHMS: dict[str, dict[str, Any]] = {
@@ -116,3 +118,14 @@ def test_a_checkpoint_goes_on_as_if_nothing_had_happened(model: Path, tmp_path: 
     assert close(resumed["steps"], expected["steps"], 1e-5)
     assert furthest(tmp_path / "torch-on", tmp_path / "verl-on") < 1e-5
     assert not list((tmp_path / "verl/state").glob("*.pt")), "no pickles of verl's"
+
+
+def test_a_mixture_of_experts_is_exported_under_the_names_that_the_torch_backend_gives(tmp_path: Path) -> None:
+    model = tiny(tmp_path / "mixture", hidden=32, heads=2, kv_heads=1, experts=8)
+    ours = alone(model, tmp_path / "torch", {}, {})
+    theirs = alone(model, tmp_path / "verl", {}, VERL)
+    assert close(ours["steps"], theirs["steps"], 1e-5)
+    assert close(ours["logprobs"], theirs["logprobs"], 1e-5)
+    assert furthest(tmp_path / "torch", tmp_path / "verl") < 1e-5
+    stored = as_stored(str(model), load_file(tmp_path / "verl/weights.safetensors"))
+    assert stored.keys() == load_file(model / "model.safetensors").keys(), "published as the checkpoint names them"

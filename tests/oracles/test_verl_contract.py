@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 import torch.distributed as dist
@@ -14,11 +15,13 @@ import verl
 from learner_world import run_config, tiny_model, verdict
 
 from openforge.learner.backends.contract import BackendRefused
+from openforge.learner.backends.loading import as_stored
 from openforge.learner.backends.options import VerlOptions
 from openforge.learner.backends.storage import policy_parameters
 from openforge.learner.backends.torch_fsdp import TorchBackend
 from openforge.learner.backends.verl_platform import use_cpu
 from openforge.learner.step import batch_of, step_of
+from openforge.models import tiny
 from openforge.runs import RunConfig
 
 MEGATRON = Path(verl.__file__).parent / "workers/engine/megatron/transformer_impl.py"
@@ -106,7 +109,8 @@ def _register() -> None:
             return torch.nested.nested_tensor_from_jagged(torch.cat(rows), part["input_ids"].offsets())
 
         def get_per_tensor_param(self, **_: Any) -> Any:
-            return ((name, value.to(torch.bfloat16)) for name, value in self.module.named_parameters()), None
+            told = as_stored(self.model_config.local_path, dict(self.module.named_parameters()))
+            return ((name, value.to(torch.bfloat16)) for name, value in told.items()), None
 
         def get_data_parallel_size(self) -> int:
             return 1
@@ -193,6 +197,19 @@ def test_a_checkpoint_of_megatrons_files_holds_the_policy_and_refuses_other_rank
     (state / MARK).write_text('{"verl": "0.9.1", "ranks": 4}')
     with pytest.raises(BackendRefused, match=r"world_size = 4, or .* `openforge checkpoint export lineage OUT`"):
         backend.load(state)
+
+
+def test_a_mixture_that_is_told_under_its_checkpoints_names_is_exported_under_the_models(
+    config: RunConfig, tmp_path: Path
+) -> None:
+    from openforge.learner.backends.verl import VerlBackend
+
+    model = tiny(tmp_path / "mixture", hidden=32, heads=2, kv_heads=1, experts=8)
+    asked = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, path=str(model)))
+    expected, found = TorchBackend(run_config(model)).export(), VerlBackend(asked).export()
+    assert found.keys() == expected.keys()
+    assert any(name.endswith(".experts.gate_up_proj") for name in found)
+    assert all(torch.equal(tensor, expected[name].bfloat16().float()) for name, tensor in found.items())
 
 
 def test_its_constructor_takes_what_the_registry_passes_on() -> None:

@@ -11,6 +11,7 @@ import torch
 import transformers
 from learner_world import run_config, tiny_model
 from mixtures import EXPERTS, PROMPT, episodes, mixture, npy, unchosen
+from safetensors.torch import load_file
 
 from openforge.blobs import DirectoryBlobs, ref_to
 from openforge.engine.loading import load
@@ -18,7 +19,7 @@ from openforge.engine.probe import TOLERANCE
 from openforge.learner.backends import replay
 from openforge.learner.backends.choose import backend_for
 from openforge.learner.backends.contract import BackendRefused
-from openforge.learner.backends.loading import as_stored
+from openforge.learner.backends.loading import as_computed, as_stored
 from openforge.learner.backends.torch_fsdp import TorchBackend
 from openforge.learner.identity import decisive, training_digest
 from openforge.learner.lineage import ExpertsLost, LineageBroken, recorded_replay_of, replay_of
@@ -277,7 +278,7 @@ def _small(kind: str, **more: object) -> Any:
     return model
 
 
-@pytest.mark.parametrize(
+KINDS = pytest.mark.parametrize(
     ("kind", "more"),
     [
         ("Qwen3Moe", {"num_experts": 8, "moe_intermediate_size": 16, "head_dim": 16}),
@@ -286,6 +287,9 @@ def _small(kind: str, **more: object) -> Any:
         ("Olmoe", {"num_experts": 8}),
     ],
 )
+
+
+@KINDS
 def test_a_model_that_is_told_its_own_choice_says_the_same_and_other_experts_change_what_follows(
     kind: str, more: dict[str, object]
 ) -> None:
@@ -306,6 +310,24 @@ def test_a_model_that_is_told_its_own_choice_says_the_same_and_other_experts_cha
         elsewhere = model(input_ids=ids, routed_experts=others).logits[0]
         assert torch.allclose(elsewhere[:5], left_alone[:5], atol=1e-4)
         assert bool(((elsewhere[5:] - left_alone[5:]).abs().amax(-1) > 1e-2).all())
+
+
+@KINDS
+def test_what_a_checkpoint_names_and_cuts_otherwise_is_the_models_parameters_again(
+    kind: str, more: dict[str, object], tmp_path: Path
+) -> None:
+    model, folder = _small(kind, **more), str(tmp_path)
+    model.save_pretrained(folder)
+    own = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    stored = as_stored(folder, own)
+    assert stored.keys() == load_file(tmp_path / "model.safetensors").keys() != own.keys()
+    assert any(".experts.7." in name for name in stored)
+    for name, tensor in as_computed(folder, {name: tensor * 2 for name, tensor in stored.items()}).items():
+        assert torch.equal(tensor, own.pop(name) * 2), "not what lies in the folder"
+    assert not own
+    del stored[next(name for name in stored if ".experts.7." in name)]
+    with pytest.raises(RuntimeError):
+        as_computed(folder, stored)
 
 
 def test_routers_that_weigh_otherwise_are_refused() -> None:

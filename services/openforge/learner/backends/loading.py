@@ -34,6 +34,22 @@ def as_stored(path: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch
     return stored
 
 
+def as_computed(path: str, stored: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The other way round: tensors as the checkpoint names and cuts them, as the model's own parameters."""
+    from transformers import AutoConfig
+
+    model, said = type(_described(path)).from_pretrained(
+        None,
+        config=AutoConfig.from_pretrained(path),
+        state_dict=dict(stored),
+        dtype=next(iter(stored.values())).dtype,
+        output_loading_info=True,
+    )
+    if missing := said["missing_keys"]:
+        raise RuntimeError(f"nothing was told of {sorted(missing)[:3]} and {len(missing)} of the model's parameters")
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
 @lru_cache(maxsize=2)
 def _described(path: str) -> Any:
     """The model without any numbers."""

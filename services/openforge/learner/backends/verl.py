@@ -127,13 +127,11 @@ class VerlBackend:
         """Nothing is held but memory."""
 
     def _told(self) -> dict[str, Tensor]:
-        """The policy's parameters as the engine tells them, whole, on the CPU."""
-        found = {
-            name: parameter.detach().to("cpu") for name, parameter in self._engine.parameters() if name in self._names
-        }
-        if missing := self._names - found.keys():
-            raise RuntimeError(f"verl exported nothing for {sorted(missing)[:3]} and {len(missing)} in all")
-        return found
+        """The policy's parameters under the model's own names, whole, on the CPU."""
+        found = {name: parameter.detach().to("cpu") for name, parameter in self._engine.parameters()}
+        if self._names - found.keys():
+            found = loading.as_computed(self.config.model.path, found)
+        return {name: found[name] for name in self._names}
 
     def _expect(self, folder: Path) -> None:
         """Raises `BackendRefused` where the checkpoint is whole but not for these ranks."""

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from openforge.learner.backends import ranks
 from openforge.learner.backends.contract import BackendRefused
 from openforge.learner.backends.options import VerlOptions
 from openforge.runs.config import LearnerSection
@@ -118,9 +119,13 @@ class Engine:
         ]
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Whole, under the names of the model's own checkpoint. Exhaust it on every rank."""
-        parameters, _ = self.engine.get_per_tensor_param()
-        yield from parameters
+        """Whole: FSDP's under the model's own names, Megatron's under those of the model's checkpoint. Exhaust it on
+        every rank."""
+        if not self._is_fsdp:
+            yield from self.engine.get_per_tensor_param()[0]
+            return
+        for name, tensor in self.engine.module.state_dict().items():  # verl's export cuts experts apart, as Qwen's are
+            yield name, ranks.whole(tensor)
 
     def sharded(self) -> Sharded | None:
         """What torch itself can store, of the engine that is plain FSDP2; None of another."""
