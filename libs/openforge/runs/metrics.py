@@ -58,6 +58,7 @@ METRICS: Mapping[str, Metric] = {
         "gauge", "When the newest batch was trained, training began or went on; absent before it began."
     ),
     "openforge_movement_timestamp_seconds": Metric("gauge", "When anything last came nearer to the end."),
+    "openforge_no_progress_allowed_seconds": Metric("gauge", "run.no_progress_s of the run file."),
     "openforge_running": Metric("gauge", "1 while the run is submitted and not finished, else 0."),
     # How stale?
     "openforge_lag": Metric("gauge", "Lag of the newest batch."),
@@ -174,6 +175,7 @@ class RunMetrics:
         yield Sample("openforge_movement_timestamp_seconds", progress.last_movement_at)
         if config is not None:
             yield Sample("openforge_steps_wanted", config.run.steps)
+            yield Sample("openforge_no_progress_allowed_seconds", config.run.no_progress_s)
         if progress.waits_for_batch_since:
             yield Sample("openforge_batch_timestamp_seconds", progress.waits_for_batch_since)
         for version, evaluation in progress.evaluations.items():
