@@ -10,25 +10,23 @@ from typing import Any
 
 import pytest
 import torch
-from learner_world import ROOT
+from learner_world import ROOT, inherited
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 SCRIPT = ROOT / "tests/support/fleet_steps.py"
-OF_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def steps(
     model: Path, world: int, out: Path, load: Path | None = None, sections: dict[str, Any] | None = None
 ) -> dict[str, Any]:
     paths = [str(ROOT / part) for part in ("protos", "libs", "services", "envs", "tests/support")]
-    inherited = {name: value for name, value in os.environ.items() if name not in OF_TORCHRUN}
     subprocess.run(
         [
             *(sys.executable, str(SCRIPT), str(model), str(world), str(out), json.dumps(sections or {})),
             *([str(load)] if load else []),
         ],
-        env={**inherited, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
+        env={**inherited(), "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
         timeout=900,
         check=True,
     )

@@ -38,6 +38,12 @@ from openforge.weights import WEIGHTS, read_manifest
 
 VOCABULARY = 259
 ROOT = Path(__file__).resolve().parents[2]
+_OF_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def inherited() -> dict[str, str]:
+    """The environment without what a backend in this process said of its own rank."""
+    return {name: value for name, value in os.environ.items() if name not in _OF_TORCHRUN}
 
 
 def run_config(model: Path, name: str = "lineage", **sections: dict[str, Any]) -> RunConfig:
@@ -188,7 +194,7 @@ class LearnerProcess:
         self.home.mkdir(parents=True, exist_ok=True)
         paths = [str(ROOT / part) for part in ("protos", "libs", "services", "envs")]
         env = {
-            **os.environ,
+            **inherited(),
             "PYTHONPATH": os.pathsep.join(paths),
             "OMP_NUM_THREADS": "1",
             "OPENFORGE_NATS_URL": self._url,
