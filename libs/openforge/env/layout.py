@@ -26,6 +26,7 @@ import msgspec
 
 from openforge.env.contract import TaskFile, TaskInstance, generator
 from openforge.env.digest import with_digest
+from openforge.env.foreign import refused_as
 from openforge.env.placeholders import UnknownVariable, Variables, fill, fill_bytes
 from openforge.env.task_file import BadTask, TaskSpec, read_task_file, read_words
 from openforge.env.variables import BadVariables, Split, WordList, draw_variables
@@ -84,10 +85,13 @@ class FolderTask:
         except BadVariables as error:
             raise BadTask(f"{self.folder / 'task.yaml'}: {error}") from error
         if self._template is not None:
-            more = _checked_variables(self.folder / "template.py", self._template(rng, split))
+            file = self.folder / "template.py"
+            with refused_as(BadTask, f"{file}: draw breaks"):
+                returned = self._template(rng, split)
+            more = _checked_variables(file, returned)
             twice = sorted(drawn.keys() & more.keys())
             if twice:
-                raise BadTask(f"{self.folder / 'template.py'}: {twice[0]!r} is a variable of task.yaml too: rename one")
+                raise BadTask(f"{file}: {twice[0]!r} is a variable of task.yaml too: rename one")
             drawn |= more
         return drawn
 
@@ -199,7 +203,8 @@ def _load_draw(file: Path) -> Callable[[random.Random, Split], object]:
     if spec is None or spec.loader is None:
         raise BadTask(f"{file} cannot be loaded: write a Python file")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with refused_as(BadTask, f"{file} cannot be loaded"):
+        spec.loader.exec_module(module)
     draw = getattr(module, "draw", None)
     if not callable(draw):
         raise BadTask(f"{file} has no draw: define draw(rng, split) -> dict of variables")

@@ -31,11 +31,18 @@ def new_environment(name: str, parent: Path, kind: HarnessKind = "command") -> P
     if not agent.is_dir():
         known = ", ".join(sorted(path.name for path in agent.parent.iterdir() if path.is_dir()))
         raise CannotCreate(f"kind = {kind!r}: use one of {known}")
+    try:
+        _write(folder, name, agent, _HARNESS[kind])
+    except OSError as error:
+        raise CannotCreate(f"{folder} cannot be written ({error.strerror or error}): name another folder") from error
+    return folder
+
+
+def _write(folder: Path, name: str, agent: Path, harness: str) -> None:
     shutil.copytree(SCAFFOLD, folder, ignore=shutil.ignore_patterns("__pycache__", "kinds", "__init__.py"))
     shutil.copytree(agent, folder, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
     for file in (folder / "env.py", folder / "README.md"):
-        file.write_text(_named(file.read_text(), name, folder.resolve()).replace("HARNESS-OF-ENV-PY", _HARNESS[kind]))
-    return folder
+        file.write_text(_named(file.read_text(), name, folder.resolve()).replace("HARNESS-OF-ENV-PY", harness))
 
 
 def _named(text: str, name: str, folder: Path) -> str:

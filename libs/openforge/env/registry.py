@@ -15,7 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import cast
 
-from openforge.env.contract import EnvironmentModule, TaskInstance, TaskTemplate
+from openforge.env.contract import BadTask, EnvironmentModule, TaskInstance, TaskTemplate
+from openforge.env.foreign import refused_as
 from openforge.protos import TaskRef
 
 ENTRY_POINTS = "openforge.envs"
@@ -37,8 +38,12 @@ class NoSuchTask(LookupError):
 
 
 def load_environment(name_or_path: str) -> EnvironmentModule:
-    """The module of an environment: an installed name, or the path of an `env.py` or of its folder."""
-    module = _from_path(Path(name_or_path)) if _is_path(name_or_path) else _from_name(name_or_path)
+    """The module of an environment: an installed name, or the path of an `env.py` or of its folder.
+
+    Raises `NoSuchEnvironment` or `BadEnvironment`.
+    """
+    with refused_as(BadEnvironment, f"environment = {name_or_path!r} cannot be loaded", NoSuchEnvironment):
+        module = _from_path(Path(name_or_path)) if _is_path(name_or_path) else _from_name(name_or_path)
     _check(name_or_path, module)
     return cast(EnvironmentModule, module)
 
@@ -50,7 +55,10 @@ def environments() -> list[str]:
 
 
 def select(module: EnvironmentModule, ids: Sequence[str]) -> list[TaskTemplate]:
-    """The templates with these ids in that order, all of them where `ids` is empty."""
+    """The templates with these ids in that order, all of them where `ids` is empty.
+
+    Raises `NoSuchTask`, `BadEnvironment` or `BadTask`.
+    """
     templates = _templates(module)
     if not ids:
         return list(templates.values())
@@ -75,10 +83,13 @@ def _templates(module: EnvironmentModule) -> dict[str, TaskTemplate]:
 def _templates_by_id(key: Hashable) -> dict[str, TaskTemplate]:
     module = cast(EnvironmentModule, key)
     templates: dict[str, TaskTemplate] = {}
-    for template in module.tasks():
-        if template.id in templates:
-            raise BadEnvironment(f"two tasks have the id {template.id!r}: rename one of them")
-        templates[template.id] = template
+    with refused_as(BadEnvironment, "its tasks() breaks", BadEnvironment, BadTask):
+        for template in module.tasks():
+            if template.id in templates:
+                raise BadEnvironment(f"two tasks have the id {template.id!r}: rename one of them")
+            templates[template.id] = template
+    if not templates:
+        raise BadEnvironment("its tasks() returns none: return at least one task template")
     return templates
 
 
@@ -141,6 +152,9 @@ def _check(name: str, module: ModuleType) -> None:
     if not callable(getattr(module, "tasks", None)):
         raise BadEnvironment(f"environment {name!r} has no tasks(): return its task templates")
     for harness, kind in harnesses.items():
-        needed = _NEEDED_BY_KIND.get(kind)
-        if needed and not callable(getattr(module, needed, None)):
+        if kind not in list(_NEEDED_BY_KIND):
+            kinds = ", ".join(_NEEDED_BY_KIND)
+            raise BadEnvironment(f"environment {name!r} lists harness {harness!r} as {kind!r}: use one of {kinds}")
+        needed = _NEEDED_BY_KIND[kind]
+        if not callable(getattr(module, needed, None)):
             raise BadEnvironment(f"environment {name!r} lists harness {harness!r} as {kind} but has no {needed}()")

@@ -1,5 +1,6 @@
 """From the name of a model in a run file to a folder."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -43,7 +44,7 @@ def resolve(model: str) -> Path:
             raise UnknownModel(f"model {model!r} is not on this machine: run `openforge model get {name}` first.")
         return folder
     folder = Path(model).expanduser().absolute()
-    if not folder.joinpath("config.json").exists():
+    if not os.path.exists(folder / "config.json"):  # a name too long for a path is none either
         raise UnknownModel(
             f"model {model!r} is no checkpoint folder (there is no config.json in {folder}): give the path of a "
             f"Hugging Face folder, or one of {', '.join(PREFIX + name for name in BUILTIN)}."

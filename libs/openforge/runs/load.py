@@ -79,15 +79,18 @@ def differing(one: RunConfig, other: RunConfig) -> list[str]:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(file.read_bytes().decode("utf-8"))
+        return tomllib.loads(file.read_bytes().decode("utf-8-sig"))
     except FileNotFoundError as error:
         raise BadRunFile(str(file), ["there is no such file: name an existing run file"]) from error
-    except (IsADirectoryError, PermissionError) as error:
+    except OSError as error:
         raise BadRunFile(str(file), [f"it cannot be read ({error.strerror}): name a readable TOML file"]) from error
     except UnicodeDecodeError as error:
         raise BadRunFile(str(file), [f"byte {error.start} is not UTF-8: save the file as UTF-8"]) from error
     except tomllib.TOMLDecodeError as error:
         raise BadRunFile(str(file), [f"it is not TOML: {error}. Mend that line"]) from error
+    except (ValueError, RecursionError) as error:
+        problem = f"it holds a number or a nesting that nobody can read ({error}): write what a run can use"
+        raise BadRunFile(str(file), [problem]) from error
 
 
 def _apply(overrides: Sequence[str], said: dict[str, Any]) -> Iterator[str]:
@@ -111,9 +114,9 @@ def _apply(overrides: Sequence[str], said: dict[str, Any]) -> Iterator[str]:
 def _override_value(name: str, text: str) -> Any:
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         value = text  # an unquoted word is text: nobody wants to quote twice in a shell
-    if name == "model.path" and isinstance(value, str) and not value.startswith(BUILTIN):
+    if name == "model.path" and isinstance(value, str) and _writable(value) and not value.startswith(BUILTIN):
         return str(Path(value).expanduser().absolute())  # typed in a shell, so relative to where that shell is
     return value
 
@@ -138,7 +141,10 @@ def _what_fits(path: str, said: Any, wanted: type[msgspec.Struct]) -> tuple[dict
 
 
 def _mismatches(path: str, said: Any, wanted: Any) -> Iterator[str]:
-    if not (isinstance(wanted, type) and issubclass(wanted, msgspec.Struct)):
+    if typing.get_origin(wanted) is dict and isinstance(said, dict):
+        for name, value in said.items():  # msgspec's message would not name the key
+            yield from _mismatches(f"{path}.{name}", value, typing.get_args(wanted)[1])
+    elif not (isinstance(wanted, type) and issubclass(wanted, msgspec.Struct)):
         yield from _mismatch(path, said, wanted)
     elif not isinstance(said, dict):
         yield f"{path} = {shown(said)} is a value, but {path} is a section: write [{path}] and its fields below it"
@@ -180,6 +186,26 @@ def _mismatch(path: str, said: Any, wanted: Any) -> Iterator[str]:
         msgspec.convert(said, wanted)
     except msgspec.ValidationError as error:
         yield f"{path} = {shown(said)} {_way_out(said, wanted, str(error))}"
+        return
+    if not all(_writable(text) for text in _texts(said)):
+        yield f"{path} = {shown(said)} holds a character that no file or message can: write plain text"
+
+
+def _texts(said: Any) -> Iterator[str]:
+    if isinstance(said, str):
+        yield said
+    elif isinstance(said, (list, tuple)):
+        for inner in said:
+            yield from _texts(inner)
+    elif isinstance(said, dict):
+        for name, inner in said.items():
+            yield name
+            yield from _texts(inner)
+
+
+def _writable(text: str) -> bool:
+    """Half of a surrogate pair comes from a shell that is not UTF-8; a zero byte ends every path."""
+    return "\0" not in text and not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _way_out(said: Any, wanted: Any, error: str) -> str:
@@ -199,6 +225,8 @@ def _described(wanted: Any, error: str) -> str:
         kinds = [kind for kind in typing.get_args(wanted) if kind is not Ellipsis]
         fixed = "" if Ellipsis in typing.get_args(wanted) else f"{len(kinds)} "
         return f"a list of {fixed}{'texts' if kinds[0] is str else 'numbers'}"
+    if typing.get_origin(wanted) in (typing.Union, types.UnionType):
+        return " or ".join(_described(kind, error) for kind in typing.get_args(wanted))
     return f"what it should be ({error})"
 
 

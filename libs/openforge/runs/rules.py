@@ -4,6 +4,7 @@ Promises: every problem is one sentence that names the field, its value and the 
 """
 
 import difflib
+import json
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import msgspec
 
 from openforge.env.contract import BadTask
-from openforge.env.registry import BadEnvironment, NoSuchEnvironment, load_environment
+from openforge.env.registry import BadEnvironment, NoSuchEnvironment, load_environment, select
 from openforge.protos import BadKey, token
 from openforge.runs.algorithm_rules import algorithm_problems
 from openforge.runs.config import RunConfig
@@ -106,7 +107,10 @@ _BUCKET = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9!_.*'()-
 
 def shown(value: object) -> str:
     """A value as a person would write it in the run file, cut where it is long."""
-    text = msgspec.json.encode(value).decode() if isinstance(value, (str, bool)) else str(value)
+    try:
+        text = json.dumps(value, ensure_ascii=False) if isinstance(value, (str, bool)) else str(value)
+    except ValueError:  # Python writes no number of more than 4300 digits
+        text = "a number of thousands of digits"
     return text if len(text) <= 80 else text[:77] + "..."
 
 
@@ -129,7 +133,7 @@ def environment_problems(config: RunConfig) -> list[str]:
     asked = config.environment
     try:
         module = load_environment(asked.name)
-        known = [template.id for template in module.tasks()]
+        known = [template.id for template in select(module, ())]
     except (NoSuchEnvironment, BadEnvironment, BadTask) as error:
         return [f"environment.name = {shown(asked.name)} cannot be used: {error}"]
     problems = []
@@ -196,6 +200,8 @@ def _misnamed(config: RunConfig) -> Iterator[str]:
     for path in needed:
         if not value_of(config, path).strip():
             yield f'{path} = "" is empty: name one'
+    if "" in config.sampling.stop:
+        yield 'sampling.stop has "", which every answer ends with before it begins: leave it out'
     if len(set(config.environment.tasks)) < len(config.environment.tasks):
         yield "environment.tasks names a task twice: name each once, every task is drawn evenly"
 

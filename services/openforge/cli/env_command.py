@@ -10,7 +10,7 @@ from openforge.cli.reach import BAD_USE, fail
 from openforge.env import check as checks
 from openforge.env.contract import HarnessKind
 from openforge.env.new import CannotCreate, new_environment
-from openforge.env.registry import BadEnvironment, NoSuchEnvironment, environments, load_environment
+from openforge.env.registry import BadEnvironment, NoSuchEnvironment, environments, load_environment, select
 from openforge.env.task_file import BadTask
 from openforge.runs import BadRunFile, load_run_file
 
@@ -31,17 +31,18 @@ def list_environments(
         return
     try:
         module = load_environment(environment)
-    except (NoSuchEnvironment, BadEnvironment) as error:
+        templates = select(module, ())
+    except (NoSuchEnvironment, BadEnvironment, BadTask) as error:
         fail(str(error), BAD_USE)
     typer.echo("harnesses: " + ", ".join(f"{name} ({kind})" for name, kind in module.HARNESSES.items()))
-    typer.echo("tasks: " + ", ".join(template.id for template in module.tasks()))
+    typer.echo("tasks: " + ", ".join(template.id for template in templates))
 
 
 @app.command()
 def check(
     environment: Name,
     tasks: Annotated[str, typer.Option(help="Ids, separated by commas; all tasks where it is left out.")] = "",
-    seeds: Annotated[int, typer.Option(min=1, help="How many instances of each split.")] = 3,
+    seeds: Annotated[int, typer.Option(min=1, max=10_000, help="How many instances of each split.")] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object and nothing else.")] = False,
     judge_url: Annotated[str, typer.Option(help="The OpenAI-compatible endpoint that checks may ask.")] = "",
     judge_model: Annotated[str, typer.Option(help="The model that judges.")] = "",

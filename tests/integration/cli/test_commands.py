@@ -326,6 +326,9 @@ TINY = str(Path(__file__).parents[3] / "examples" / "tiny.toml")
         ("model", "get", "nothing"),
         ("env", "check", "nothing"),
         ("env", "new", "Not-a-name"),
+        ("env", "new", "x", "--in", "/proc"),
+        ("env", "list", "broken/env.py"),
+        ("env", "check", "broken/env.py"),
         ("bench", "nothing"),
         ("conformance", "nothing"),
         ("bus", "credentials", "--run", "nobody", "--consumer", "a b"),
@@ -336,6 +339,8 @@ def test_every_command_says_why_it_ends_in_the_same_form(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "env.py").write_text("1 / 0")
     result = CliRunner().invoke(app, command)
     assert result.exit_code in (1, 2), result.output
     assert isinstance(result.exception, SystemExit), result.exception

@@ -105,6 +105,21 @@ def test_a_template_must_not_draw_what_the_task_file_draws(folder: Path) -> None
     assert "'old' is a variable of task.yaml too" in _refusal(folder)
 
 
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("def draw(rng, split):\n    return 1 / 0\n", "draw breaks: ZeroDivisionError: division by zero (line 2 of "),
+        ("def draw(rng): ...\n", "draw breaks: TypeError: draw() takes 1 positional argument but 2 were given"),
+        ("this is no python", "cannot be loaded: SyntaxError: invalid syntax (template.py, line 1)"),
+    ],
+)
+def test_a_template_that_breaks_names_its_line(folder: Path, code: str, said: str) -> None:
+    (folder / "rename/template.py").write_text(code)
+    refused = _refusal(folder)
+    assert refused.startswith(str(folder / "rename/template.py"))
+    assert said in refused
+
+
 def test_raw_files_keep_their_braces(folder: Path) -> None:
     (folder / "rename/environment/page.html").write_text("{{ title }}")
     assert "page.html: {{ title }} names no variable" in _refusal(folder)

@@ -72,6 +72,12 @@ def test_a_harness_without_its_entry_is_refused(tmp_path: Path) -> None:
         load_environment(path)
 
 
+def test_a_kind_of_harness_that_there_is_not_is_refused(tmp_path: Path) -> None:
+    path = _write(tmp_path, ENV.replace('{"react": "direct"}', '{"react": "indirect"}'))
+    with pytest.raises(BadEnvironment, match="harness 'react' as 'indirect': use one of pipeline, command, direct"):
+        load_environment(path)
+
+
 def test_an_environment_without_tasks_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadEnvironment, match="has no tasks"):
         load_environment(_write(tmp_path, "HARNESSES = {'react': 'direct'}"))

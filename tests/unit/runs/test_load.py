@@ -125,6 +125,15 @@ def test_missing_fields_say_where_to_write_them(folder: Path) -> None:
         ("run.steps.deep=3", "--set run.steps.deep=3: steps is a value, not a section"),
         ("run.steps=nan", "run.steps = nan is not a whole number"),
         ("sampling.temperature=nan", "sampling.temperature = nan must be above 0"),
+        ('sampling.stop=[""]', 'sampling.stop has "", which every answer ends with before it begins: leave it out'),
+        ("environment.options={a=[1]}", "environment.options.a = [1] is not a text or a whole number or"),
+        (f"run.steps={'9' * 5000}", "is not a whole number: write for example 1"),
+        (f"run.steps=0x{'f' * 5000}", "run.steps = a number of thousands of digits is no number that a run can use"),
+        (f"run.steps={'[' * 20_000}", "is not a whole number: write for example 1"),
+        ("model.path=\udcff", 'model.path = "\udcff" holds a character that no file or message can'),
+        (r'environment.name="a\u0000.py"', r'environment.name = "a\u0000.py" holds a character that no file'),
+        (r'sampling.stop=["\u0000"]', "holds a character that no file or message can: write plain text"),
+        (f"environment.name={'a' * 300}.py", "cannot be loaded: OSError: [Errno 36] File name too long"),
     ],
 )
 def test_a_bad_value_is_refused_with_the_way_out(folder: Path, override: str, sentence: str) -> None:
@@ -147,8 +156,19 @@ def test_a_file_that_is_not_there_or_not_text_is_said_so(folder: Path) -> None:
     (folder / "latin.toml").write_bytes(b"[run]\nname = '\xe9'\n")
     with pytest.raises(BadRunFile, match="byte 14 is not UTF-8"):
         load_run_file(folder / "latin.toml")
-    with pytest.raises(BadRunFile, match="cannot be read"):
-        load_run_file(folder)
+    for unreadable in (folder, folder / ("a" * 300), folder / "latin.toml" / "run.toml"):
+        with pytest.raises(BadRunFile, match="cannot be read"):
+            load_run_file(unreadable)
+
+
+@pytest.mark.parametrize("value", ["9" * 5000, "[" * 20_000])
+def test_what_no_reader_can_follow_is_said_so(folder: Path, value: str) -> None:
+    assert "a number or a nesting that nobody can read" in problems(folder, f"{GOOD}\n[more]\na = {value}\n")
+
+
+def test_a_file_as_some_editors_save_it_is_read(folder: Path) -> None:
+    (folder / "run.toml").write_bytes(b"\xef\xbb\xbf" + (folder / "run.toml").read_bytes())
+    assert load_run_file(folder / "run.toml").run.steps
 
 
 def test_a_section_written_as_a_value_is_said_so(folder: Path) -> None:
@@ -288,6 +308,23 @@ def test_tasks_that_cannot_be_read_are_a_problem_of_the_environment(folder: Path
     told = problems(folder)
     assert told.startswith("environment.name = ")
     assert told.endswith("cannot be used: /typo holds no task")
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("1 / 0", "cannot be loaded: ZeroDivisionError: division by zero (line 1 of "),
+        ("raise SystemExit(3)", "cannot be loaded: SystemExit: 3 (line 1 of "),
+        ("this is no python", "cannot be loaded: SyntaxError: invalid syntax (env.py, line 1)"),
+        (ENVIRONMENT + "def tasks(): raise KeyError('x')", "its tasks() breaks: KeyError: 'x' (line "),
+        (ENVIRONMENT + "def tasks(): return []", "its tasks() returns none: return at least one task template"),
+    ],
+)
+def test_an_environment_that_breaks_is_one_problem_of_the_run_file(folder: Path, code: str, said: str) -> None:
+    (folder / "env.py").write_text(code)
+    told = problems(folder)
+    assert told.startswith("environment.name = ")
+    assert said in told
 
 
 def test_services_that_have_no_yaml_can_read_a_configuration() -> None:
