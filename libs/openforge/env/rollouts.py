@@ -14,6 +14,7 @@ name -> text; `command`; `timeout_s`; `pass_threshold`). Rollout columns beside 
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -124,9 +125,8 @@ def _rows(file: Path, needed: Sequence[str]) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = table.to_pylist()
     if not rows:
         raise BadTask(f"{file} has no row: write at least one task")
-    ids = [row["task_id"] for row in rows]
-    for task_id in ids:
-        if ids.count(task_id) > 1:
+    for task_id, times in Counter(row["task_id"] for row in rows).items():
+        if times > 1:
             raise BadTask(f"{file} has task_id {task_id!r} twice: rename one")
     return rows
 

@@ -49,6 +49,8 @@ def credentials(
     typer.echo(str(made.users))
     if home is not None:
         _let_in(home)
+    if home is not None and (address := home.address()) is not None:
+        typer.echo(f"OPENFORGE_NATS_URL={address.nats_url}  # while the run works")
     for name in consumer or ():
         typer.echo(f"OPENFORGE_NATS_NKEY_SEED_FILE={made.seed(CONSUMER, name)}  # for the consumer {name}")
 

@@ -11,7 +11,8 @@ import typer
 from openforge.bus import BadSettings, BusSettings
 from openforge.cli.doctor import Deployment, Finding, examine
 from openforge.cli.home import Home
-from openforge.cli.reach import BAD_USE, fail
+from openforge.cli.reach import BAD_USE, NO_BUS, fail, served
+from openforge.protos import BadKey, token
 
 _SIGNS = {"ok": "ok     ", "note": "note   ", "fault": "FAULT  ", "skipped": "skipped"}
 _PATIENCE_S = 5.0
@@ -30,21 +31,25 @@ def doctor(
     """Check a deployment end to end and say what to do about each fault; exits with 1 where there is one.
 
     Looks from where it runs, with the environment of the services: bus, streams, clock, blobs, dead letters, each
-    role's credentials, engine and its version, proxy, model folder, a sandbox, health files and disks.
+    role's credentials, engine and its version, proxy, model folder, a sandbox, health files and disks. A run on this
+    machine is looked at where it is, also while it rests.
     """
     try:
-        deployment = _deployment(run, keys, engine, proxy, model, sandbox, free_mb)
-    except BadSettings as error:
+        home = Home(token("run", run)) if run else None
+        deployment = _deployment(home, keys, engine, proxy, model, sandbox, free_mb)
+        findings = asyncio.run(_all(deployment, home))
+    except (BadSettings, BadKey) as error:
         fail(str(error), BAD_USE)
-    findings = asyncio.run(_all(deployment))
+    except NO_BUS as error:
+        fail(str(error))
     typer.echo(msgspec.json.encode(findings).decode() if as_json else "\n".join(map(_line, findings)))
     raise typer.Exit(int(any(finding.state == "fault" for finding in findings)))
 
 
 def _deployment(
-    run: str, keys: Path | None, engine: str, proxy: str, model: str, sandbox: bool, free_mb: int
+    home: Home | None, keys: Path | None, engine: str, proxy: str, model: str, sandbox: bool, free_mb: int
 ) -> Deployment:
-    bus, home = BusSettings.from_env(), Home(run) if run else None
+    bus = BusSettings.from_env()
     folders = [Path(text) for text in (os.environ.get("OPENFORGE_HOME", ""),) if text]
     health: Path | None = None
     if home is not None and (address := home.address()) is not None:
@@ -55,7 +60,7 @@ def _deployment(
     bus = msgspec.structs.replace(bus, connect_timeout_s=min(bus.connect_timeout_s, _PATIENCE_S))
     return Deployment(
         bus=bus,
-        run=run,
+        run=home.run if home else "",
         keys=keys,
         engine_url=engine,
         proxy_url=proxy,
@@ -67,8 +72,13 @@ def _deployment(
     )
 
 
-async def _all(deployment: Deployment) -> list[Finding]:
-    return [finding async for finding in examine(deployment)]
+async def _all(deployment: Deployment, home: Home | None) -> list[Finding]:
+    if home is None or home.address() or os.environ.get("OPENFORGE_NATS_URL") or not home.nats.is_dir():
+        return [finding async for finding in examine(deployment)]
+    async with served(home) as url:
+        bus, folders = home.bus_settings(url), (home.root,)
+        resting = msgspec.structs.replace(deployment, bus=bus, keys=deployment.keys or home.keys, folders=folders)
+        return [finding async for finding in examine(resting)]
 
 
 def _line(finding: Finding) -> str:

@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from openforge.bus import Bus
-from openforge.cli.home import Home
+from openforge.cli.home import Home, Unusable
 from openforge.cli.reach import BAD_USE, fail, run_on_bus
-from openforge.protos import RunSubmitted
+from openforge.protos import BadKey, RunSubmitted, token
 from openforge.runs import UnknownRun
 
 MISSING = "pyarrow is not installed: pip install 'openforge[export]'"
@@ -72,8 +72,10 @@ def import_(
     try:
         run = archive.run_of(folder)
         if not os.environ.get("OPENFORGE_NATS_URL"):
-            Home(run).make()
+            Home(token("run", run)).make()
         told = run_on_bus(run, tell)
-    except archive.BadArchive as error:
+    except (archive.BadArchive, BadKey) as error:
         fail(str(error), BAD_USE)
+    except Unusable as error:
+        fail(str(error))
     typer.echo(f"run {run}: {told} facts are on the bus; `openforge ledger {run}` shows what became of it")

@@ -1,5 +1,8 @@
 """`openforge`: what a person can do, one module for each command."""
 
+import errno
+import sys
+
 import typer
 
 from openforge.cli import (
@@ -58,8 +61,29 @@ app.add_typer(bus_command.app, name="bus")
 app.add_typer(protos.app, name="protos")
 
 
+# Places that a person named, or a disk without room. Any other error is a fault of ours and shows where it lies.
+_OF_PLACES = {
+    errno.ENOENT: "name one that is there",
+    errno.ENOTDIR: "name another",
+    errno.EISDIR: "name a file",
+    errno.EEXIST: "name another, or remove it",
+    errno.ENAMETOOLONG: "name a shorter one",
+    errno.EACCES: "name one that you may read and write",
+    errno.EPERM: "name one that you may read and write",
+    errno.EROFS: "name one that can be written",
+    errno.ENOSPC: "make room on that disk, or name a place on another",
+    errno.EDQUOT: "make room on that disk, or name a place on another",
+}
+
+
 def main() -> None:
-    app()
+    try:
+        app()
+    except OSError as error:
+        if error.errno not in _OF_PLACES:
+            raise
+        print(f"openforge: {error}: {_OF_PLACES[error.errno]}", file=sys.stderr)
+        sys.exit(1)
 
 
 if __name__ == "__main__":

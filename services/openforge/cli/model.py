@@ -28,7 +28,10 @@ def get_model(name: Annotated[str, typer.Argument(help=f"One of {', '.join(BUILT
     if to is not None:
         if to.exists():
             fail(f"--to {to} is already there: choose another path or remove it", BAD_USE)
-        folder = Path(shutil.copytree(folder, to))
+        try:
+            folder = Path(shutil.copytree(folder, to))
+        except OSError as error:
+            fail(f"--to {to} cannot be written ({error.strerror or error}): choose a folder on a disk that takes it")
     typer.echo(folder)
 
 
@@ -42,6 +45,8 @@ def tiny_model(
     experts: Annotated[int, typer.Option(help="A mixture of so many experts; each token goes through two.")] = 0,
 ) -> None:
     """Write a tiny random model whose tokens are bytes: for tests and smoke runs."""
+    if folder.exists():
+        fail(f"FOLDER {folder} is already there: choose another path or remove it", BAD_USE)
     try:
         typer.echo(tiny(folder, seed=seed, layers=layers, hidden=hidden, context=context, experts=experts))
     except ValueError as error:

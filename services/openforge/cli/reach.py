@@ -73,7 +73,7 @@ async def bus_of(run: str | None, name: str = "cli") -> AsyncIterator[Bus]:
         async with Bus.connect(_patient(BusSettings.from_env()), name=name) as bus:
             yield bus
     elif home.nats.is_dir():
-        async with _resting(home, name) as bus:
+        async with served(home) as url, _connected(url, home, name) as bus:
             yield bus
     else:
         raise Unreachable(
@@ -89,8 +89,8 @@ async def _connected(url: str, home: Home, name: str) -> AsyncIterator[Bus]:
 
 
 @asynccontextmanager
-async def _resting(home: Home, name: str) -> AsyncIterator[Bus]:
-    """The run's own store, served to us alone."""
+async def served(home: Home) -> AsyncIterator[str]:
+    """Where the store of a run that rests is served: to us alone, or by whoever started the run meanwhile."""
     deadline = asyncio.get_running_loop().time() + WAIT_FOR_STORE_S
     while True:
         try:
@@ -100,8 +100,7 @@ async def _resting(home: Home, name: str) -> AsyncIterator[Bus]:
                 server = NatsServer(ServerConfig(folder=str(home.nats), port=free_port(), users_file=users))
                 await server.start()
                 try:
-                    async with _connected(server.url, home, name) as bus:
-                        yield bus
+                    yield server.url
                 finally:
                     await server.stop()
                 return
@@ -112,8 +111,7 @@ async def _resting(home: Home, name: str) -> AsyncIterator[Bus]:
                     f"run {home.run!r} is held by another command ({home.root / 'lock'}): wait for it to end"
                 ) from None
         if address is not None:
-            async with _connected(address.nats_url, home, name) as bus:
-                yield bus
+            yield address.nats_url
             return
         await asyncio.sleep(0.2)
 

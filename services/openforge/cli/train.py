@@ -24,6 +24,7 @@ from openforge.models.smollm2 import ModelUnavailable
 from openforge.protos import StopReason
 from openforge.runs import BadRunFile, RunConfig, RunDiffers, load_run_file
 from openforge.runs.model import BUILTIN
+from openforge.runs.progress import Progress
 
 INTERRUPTED = 130
 # What ends a run before or beside its own reasons; each message says what to do.
@@ -72,7 +73,7 @@ def _train_here(config: RunConfig, plain: bool) -> None:
             outcome = asyncio.run(conduct(config, home, shown.show))
     except CANNOT_GO_ON as error:
         fail(str(error))
-    _say_end(config, outcome)
+    say_end(config, outcome)
     typer.echo(f"summary {os.path.relpath(home.summary)}\nreport  {os.path.relpath(home.report)}")
     raise typer.Exit(EXIT[outcome.reason])
 
@@ -92,7 +93,7 @@ def _train_remotely(config: RunConfig, url: str, plain: bool) -> None:
         raise typer.Exit(INTERRUPTED) from None
     except CANNOT_GO_ON as error:
         fail(str(error))
-    _say_end(config, outcome)
+    say_end(config, outcome)
     raise typer.Exit(EXIT[outcome.reason])
 
 
@@ -206,11 +207,22 @@ async def _check(address: Address) -> None:
         await endpoint.check()
 
 
-def _say_end(config: RunConfig, outcome: Outcome) -> None:
+def say_end(config: RunConfig, outcome: Outcome) -> None:
     if outcome.reason is not StopReason.COMPLETED:
         typer.echo(f"{config.run.name} stopped: {outcome.reason}. {outcome.detail}", err=True)
     width = shutil.get_terminal_size().columns
     typer.echo("-" * min(width, 60))
+    unmeasured = set(_unmeasured(config, outcome.progress))
     for name, value in msgspec.to_builtins(outcome.summary).items():
-        typer.echo(f"{name:32} {value:.4g}" if isinstance(value, float) else f"{name:32} {value}")
+        if name not in unmeasured:
+            typer.echo(f"{name:32} {value:.4g}" if isinstance(value, float) else f"{name:32} {value}")
     typer.echo(f"lost: {lost(outcome.progress)}")
+
+
+def _unmeasured(config: RunConfig, progress: Progress) -> Iterator[str]:
+    """Numbers that stand at 0 because nothing was held out yet: shown, they would read like failures."""
+    before, after = (progress.evaluations.get(version) for version in (0, config.run.steps))
+    if before is None or not before.rewards:
+        yield "success_heldout_before"
+    if after is None or not after.rewards:
+        yield from ("success_heldout_after", "success_heldout_after_low")

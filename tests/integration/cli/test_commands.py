@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from openforge.bus import Bus, BusSettings
 from openforge.bus.server import NatsServer, ServerConfig, free_port
 from openforge.cli.home import BusAddress, Home
-from openforge.cli.main import app
+from openforge.cli.main import app, main
 from openforge.models import tiny
 from openforge.protos import RunStopped, StopReason
 from openforge.runs import RunConfig
@@ -99,6 +99,13 @@ async def test_the_ledger_of_a_resting_run_is_read_from_its_own_store(resting: H
     text = (await openforge("ledger", "r")).stdout
     assert "training: requested" in text
     assert text.rstrip().endswith("closes")
+
+
+async def test_the_doctor_looks_at_a_run_that_rests(resting: Home) -> None:
+    looked = await openforge("doctor", "r", "--no-sandbox", "--json", "--free-mb", "0")
+    found = {finding["check"]: finding["state"] for finding in msgspec.json.decode(looked.stdout)}
+    assert {"bus": "ok", "streams": "ok", "blobs": "ok", "run": "ok", "credentials": "ok"}.items() <= found.items()
+    assert resting.address() is None
 
 
 async def test_the_ledger_of_a_working_run_is_read_from_its_bus(working: Home) -> None:
@@ -329,6 +336,10 @@ TINY = str(Path(__file__).parents[3] / "examples" / "tiny.toml")
         ("env", "new", "x", "--in", "/proc"),
         ("env", "list", "broken/env.py"),
         ("env", "check", "broken/env.py"),
+        ("doctor", "a b"),
+        ("import", "broken/env.py"),
+        ("model", "tiny", "broken"),
+        ("model", "get", "tiny", "--to", "/proc/x"),
         ("bench", "nothing"),
         ("conformance", "nothing"),
         ("bus", "credentials", "--run", "nobody", "--consumer", "a b"),
@@ -345,6 +356,26 @@ def test_every_command_says_why_it_ends_in_the_same_form(
     assert result.exit_code in (1, 2), result.output
     assert isinstance(result.exception, SystemExit), result.exception
     assert result.stderr.startswith("openforge: "), result.output
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (("bus", "credentials", "--out", "/proc/x"), "openforge: [Errno 2] No such file or directory: '/proc/x': name"),
+        (("protos", "schema", "--out", "file/x"), "openforge: [Errno 20] Not a directory: 'file/x': name another"),
+    ],
+    ids=["credentials", "schema"],
+)
+def test_a_place_that_cannot_be_used_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: list[str], said: str
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["openforge", *command])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    assert capsys.readouterr().err.startswith(said)
 
 
 def test_a_broken_address_is_one_that_nobody_answers_at(runs: Path) -> None:

@@ -1,10 +1,17 @@
 from pathlib import Path
 
+import msgspec
 import pytest
 from stub_chat import stub_chat
 from typer.testing import CliRunner
 
+from openforge.cli.conduct import Outcome
 from openforge.cli.main import app
+from openforge.cli.train import say_end
+from openforge.protos import StopReason
+from openforge.runs import load_run_file
+from openforge.runs.progress import Evaluation, Progress
+from openforge.runs.summary import Summary
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.toml"))
 
@@ -30,6 +37,18 @@ def test_a_dry_run_says_where_weights_are_published(store: str, said: str) -> No
     result = CliRunner().invoke(app, ["train", str(tiny), "--dry-run", "--set", f"weights.store={store}"])
     assert result.exit_code == 0, result.output
     assert said in result.output
+
+
+def test_the_end_of_a_run_shows_no_success_that_nobody_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    config = load_run_file(next(path for path in EXAMPLES if path.stem == "tiny"))
+    progress = Progress()
+    progress.evaluations[0] = Evaluation(rewards=[1.0, 0.0])
+    of_other_types = {"ledger_closes": True, "breaks": {}, "dropped_tokens": {}}
+    numbers = msgspec.convert({**dict.fromkeys(Summary.__struct_fields__, 0), **of_other_types}, Summary)
+    say_end(config, Outcome(reason=StopReason.INTERRUPTED, detail="", progress=progress, summary=numbers))
+    shown = capsys.readouterr().out
+    assert "success_heldout_before" in shown
+    assert "success_heldout_after" not in shown
 
 
 def test_a_run_without_its_model_is_refused_with_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

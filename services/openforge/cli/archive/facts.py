@@ -59,7 +59,7 @@ def run_of(folder: Path) -> str:
 def _records(file: Path) -> Iterator[Record]:
     try:
         parquet = pq.ParquetFile(file)
-    except (FileNotFoundError, pa.ArrowInvalid) as error:
+    except (OSError, pa.ArrowInvalid) as error:
         raise BadArchive(f"{file} cannot be read ({error}): name a folder that `openforge export` wrote") from error
     with parquet:
         for batch in parquet.iter_batches(batch_size=_ROWS):

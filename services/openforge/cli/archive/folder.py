@@ -5,7 +5,7 @@ Promises: the folder appears when it is whole; memory holds some rows of each ta
 
 import shutil
 from collections.abc import Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -121,9 +121,13 @@ class _Table:
     def __enter__(self) -> "_Table":
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._flush()
-        self._writer.close()
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self._flush()
+            self._writer.close()
+        else:
+            with suppress(pa.ArrowInvalid, OSError):  # what broke is told, not that the file then has no end
+                self._writer.close()
 
     def add(self, rows: Iterable[dict[str, Any]]) -> None:
         for row in rows:

@@ -72,8 +72,9 @@ def way_in(error: str, deployment: Deployment) -> str:
     if "is JetStream enabled" in error:
         return "give that server's configuration a `jetstream` block (docs/bus.md), or set OPENFORGE_NATS_URL to ours"
     return (
-        f"start nats-server, or set OPENFORGE_NATS_URL to where it is (now {deployment.bus.url}); from another "
-        "machine, look whether a firewall or a NetworkPolicy closes the port"
+        f"start nats-server, or set OPENFORGE_NATS_URL to where it is (now {deployment.bus.url}); for a run on this "
+        "machine, name it: `openforge doctor RUN`; from another machine, look whether a firewall or a NetworkPolicy "
+        "closes the port"
     )
 
 
