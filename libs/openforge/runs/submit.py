@@ -117,8 +117,7 @@ async def _tell_once(bus: Bus, fact: RunStopped | RunPaused) -> None:
 
 
 async def submitted_config(bus: Bus, run: str) -> tuple[RunConfig, int]:
-    """The config and generation of the newest `RunSubmitted`; waits for the first one."""
-    while not (tolds := await bus.read(RunSubmitted, run)):
+    """The config and generation of the newest `RunSubmitted` that can be read; waits for the first one."""
+    while (state := await state_of(bus, run)).phase == "absent":
         await asyncio.sleep(WAIT_S)
-    newest = max((told.fact for told in tolds), key=lambda fact: fact.generation)
-    return config_of(newest.config), newest.generation
+    return config_of(state.config), state.generation

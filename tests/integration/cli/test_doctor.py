@@ -247,6 +247,12 @@ async def test_a_run_that_nobody_submitted(world: World) -> None:
     await the_fault(deployment(world, run="nobody"), "run", "'nobody' was never submitted", "check name")
 
 
+async def test_a_run_with_something_that_is_no_fact(world: World) -> None:
+    async with world.bus(OPERATOR) as bus:
+        await bus.link.publish(RunSubmitted.subject_for("r", 0), b"no fact", {})
+    await the_fault(deployment(world, run="r"), "run", "a fact of it cannot be read", "look who wrote it")
+
+
 async def test_an_engine_that_is_not_there_serves_nothing_is_a_stranger_or_is_behind(world: World) -> None:
     nobody = f"http://127.0.0.1:{free_port()}"
     await the_fault(deployment(world, engine_url=nobody), "engine", "nobody answers", "start the engine")

@@ -85,6 +85,12 @@ async def test_services_wait_for_the_config_and_get_the_newest(bus: Bus) -> None
     assert await submitted_config(bus, "r") == (config(), 1)
 
 
+async def test_services_start_although_something_that_is_no_fact_lies_among_the_submissions(bus: Bus) -> None:
+    await submit(bus, config())
+    await bus.link.publish(RunSubmitted.subject_for("r", 7), b"no fact", {})
+    assert await submitted_config(bus, "r") == (config(), 0)
+
+
 async def test_two_clients_at_the_same_moment_get_generations_of_their_own(bus: Bus) -> None:
     generations = await asyncio.gather(*(submit(bus, config(), openforge_version=str(i)) for i in range(4)))
     assert sorted(generations) == [0, 1, 2, 3]

@@ -5,13 +5,14 @@ from contextlib import aclosing
 
 from nats.js.errors import APIError
 
-from openforge.bus import BadSettings, Bus, BusError, Denied
+from openforge.bus import BadSettings, Bus, BusError, Denied, Undecodable
 from openforge.cli.doctor import beside, on_bus
 from openforge.cli.doctor.deployment import Deployment
 from openforge.cli.doctor.finding import Finding, fault, ok, skipped
 from openforge.runs import RunConfig
 
 _ON_BUS = "streams, clock, blobs, dead letters, run"
+_UNREADABLE = "look who wrote it (`openforge tail RUN --json`): another release, or a program that is none of ours"
 _HIDDEN = "what else is on the bus, credentials"
 
 
@@ -29,6 +30,8 @@ async def examine(deployment: Deployment) -> AsyncIterator[Finding]:
                 try:
                     config, published = await on_bus.known_of(bus, deployment.run)
                     yield on_bus.run_finding(deployment.run, config)
+                except Undecodable as error:
+                    yield fault("run", f"a fact of it cannot be read: {error}", _UNREADABLE)
                 except (APIError, Denied) as error:
                     yield skipped("run", f"its facts cannot be read: {error}")
     except (BusError, BadSettings, OSError) as error:
