@@ -16,6 +16,7 @@ import msgspec
 from openforge.bus import BusSettings
 from openforge.bus.credentials import Credentials
 from openforge.bus.permissions import OPERATOR
+from openforge.sandbox.process.records import start_time
 
 
 class Unusable(Exception):
@@ -27,10 +28,12 @@ class Busy(Unusable):
 
 
 class BusAddress(msgspec.Struct, frozen=True, kw_only=True):
-    """How to reach the bus of a running run, its engine and its proxy: `pid` is its supervisor."""
+    """How to reach the bus of a running run, its engine and its proxy: `pid` is its supervisor, and `started` since
+    when, so that another process of that number is not taken for it."""
 
     nats_url: str
     pid: int
+    started: str = ""
     engine_url: str = ""
     proxy_url: str = ""
 
@@ -121,7 +124,7 @@ class Home:
             return None  # a supervisor that works wrote a file that can be read
         except PermissionError:
             pass
-        return address
+        return None if address.started and start_time(address.pid) != address.started else address
 
     def forget_address(self) -> None:
         (self.root / "bus.json").unlink(missing_ok=True)

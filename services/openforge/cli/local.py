@@ -15,6 +15,7 @@ import msgspec
 from openforge.cli.home import BusAddress, Home
 from openforge.cli.supervise import Spec, service_argv
 from openforge.runs import RunConfig
+from openforge.sandbox.process.records import start_time
 
 _VERL_PYTHON = Path(".venv-verl/bin/python")
 _OF_WEIGHTS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
@@ -98,6 +99,7 @@ def address(ports: Ports) -> BusAddress:
     return BusAddress(
         nats_url=nats_url(ports),
         pid=os.getpid(),
+        started=start_time(os.getpid()),
         engine_url=f"http://127.0.0.1:{ports.engine}",
         proxy_url=f"http://127.0.0.1:{ports.proxy}",
     )

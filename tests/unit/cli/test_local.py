@@ -3,11 +3,12 @@
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from learner_world import run_config
 
 from openforge.cli.home import Home
-from openforge.cli.local import Ports, interpreter, service_specs
+from openforge.cli.local import Ports, address, interpreter, service_specs
 
 
 def test_a_learner_of_verl_runs_where_verl_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,3 +33,12 @@ def test_the_keys_of_a_bucket_reach_learner_and_engine_alone(tmp_path: Path, mon
     env = {spec.name: spec.env for spec in specs}
     assert {name for name, held in env.items() if "AWS_SECRET_ACCESS_KEY" in held} == {"learner", "engine"}
     assert {held["AWS_ENDPOINT_URL"] for held in env.values()} == {"http://127.0.0.1:1"}
+
+
+def test_a_supervisor_that_is_gone_is_not_found_in_another_process_of_its_number(tmp_path: Path) -> None:
+    home, told = Home("r", tmp_path), address(Ports(nats=1, engine=2, proxy=3))
+    home.make()
+    home.tell_address(told)
+    assert home.address() == told
+    home.tell_address(msgspec.structs.replace(told, started="1"))
+    assert home.address() is None

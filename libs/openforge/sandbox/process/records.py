@@ -16,7 +16,7 @@ class Owner(msgspec.Struct, frozen=True, kw_only=True):
     started: str
 
     def lives(self) -> bool:
-        return _start_time(self.pid) == self.started
+        return start_time(self.pid) == self.started
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,7 +35,7 @@ class Records:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        self._me = Owner(pid=os.getpid(), started=_start_time(os.getpid()))
+        self._me = Owner(pid=os.getpid(), started=start_time(os.getpid()))
 
     @property
     def me(self) -> Owner:
@@ -61,7 +61,7 @@ class Records:
                 yield record
 
 
-def _start_time(pid: int) -> str:
+def start_time(pid: int) -> str:
     """Field 22 of stat, counted after the name, which may hold anything; empty for no such process."""
     try:
         rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
