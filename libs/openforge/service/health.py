@@ -32,18 +32,24 @@ class Health:
         self._path: Path | None = None
         self._service = ""
         self._ready = False
+        self._said = False
         self._detail: dict[str, Any] = {}
 
     def begin(self, service: str, path: str) -> None:
         self._service, self._path = service, Path(path) if path else None
-        self._ready, self._detail = False, {}
+        self._ready, self._said, self._detail = False, False, {}
+
+    def begun(self) -> None:
+        """It works. A service that has said more of itself by now, knows better."""
+        if not self._said:
+            self.ready()
 
     def ready(self, **detail: Any) -> None:
-        self._ready = True
+        self._ready = self._said = True
         self.report(**detail)
 
     def not_ready(self, **detail: Any) -> None:
-        self._ready = False
+        self._ready, self._said = False, True
         self.report(**detail)
 
     def report(self, **detail: Any) -> None:

@@ -66,7 +66,7 @@ async def _live(name: str, settings: S, bus_settings: BusSettings, serve: Serve[
             return
         log.info("started", pid=os.getpid(), nats=bus_settings.url)
         aside = [asyncio.create_task(health.keep_writing()), *_count(name, stack)]
-        health.ready()
+        asyncio.get_running_loop().call_soon(health.begun)  # not before the service has begun
         try:
             await serve(settings, bus, stop)
         finally:

@@ -14,7 +14,7 @@ from openforge.bus.server import NatsServer, free_port
 from openforge.service import BAD_SETTINGS, FAILED, OK, ZOMBIE, HealthState, read_health
 
 SERVICE = """
-import asyncio, msgspec
+import asyncio, msgspec, os
 from openforge.service import Zombie, health, log, run_service
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,6 +23,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 async def serve(settings, bus, stop):
     log.info("serving", run=settings.run)
+    if settings.mood == "waiting":
+        health.not_ready(said_before=os.path.exists(os.environ["OPENFORGE_HEALTH_FILE"]))
     health.report(mood=settings.mood)
     if settings.mood == "zombie":
         async with asyncio.TaskGroup() as group:
@@ -98,6 +100,16 @@ async def test_a_service_is_ready_until_it_is_asked_to_stop_and_ends_cleanly(sta
     assert [line["event"] for line in lines] == ["started", "serving", "stopping", "stopped"]
     assert {line["service"] for line in lines} == {"sample"}
     assert not (await running.health(lambda state: True)).ready
+
+
+async def test_a_service_that_waits_for_something_is_at_no_moment_said_to_be_ready(start) -> None:
+    running = await start(OPENFORGE_MOOD="waiting")
+    first = await running.health(lambda state: "mood" in state.detail)
+    assert (first.ready, first.detail["said_before"]) == (False, False)
+    later = await running.health(lambda state: state.at > first.at + 1)
+    assert not later.ready
+    running.process.send_signal(signal.SIGTERM)
+    assert (await running.end())[0] == OK
 
 
 async def test_the_second_signal_ends_a_service_that_does_not_listen(start) -> None:
