@@ -1,6 +1,5 @@
 """`openforge bench`: every measurement is a module of `openforge.cli.bench` with a `--json` of its own."""
 
-import functools
 import pkgutil
 import signal
 import subprocess
@@ -23,8 +22,12 @@ def names() -> list[str]:
 
 def _measured(command: list[str], stdout: int | None = None) -> subprocess.CompletedProcess[bytes]:
     """It ends with us, as by Ctrl-C: with all that it started."""
-    with_us = functools.partial(die_with_parent, signal.SIGINT)
-    return subprocess.run(command, stdout=stdout, check=False, preexec_fn=with_us)
+    return subprocess.run(command, stdout=stdout, check=False, preexec_fn=_with_us)
+
+
+def _with_us() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # who starts us in the background may have it ignored
+    die_with_parent(signal.SIGINT)
 
 
 def bench(

@@ -2,14 +2,17 @@
 
 Three proxies run beside one another, each for a run of its own, before the stub engine and the nats-server of
 `bench proxy`: without traces (`off`), with a collector and one attempt of a hundred sampled (`sampled`), and with all
-of them (`all`). All three are loaded at the same time, each with `calls` calls at sixteen at once, so that whatever
-the machine does it does to all. `cpu_ms` is the CPU time of a proxy's process for a call: a proxy is one process, so
-that this bounds the calls it takes in a second.
+of them (`all`). All three are loaded at the same time on the same processor, each with `calls` calls at sixteen at
+once, so that whatever the machine does it does to all. `cpu_ms` is the CPU time of a proxy's process for a call: a
+proxy is one process, so that this bounds the calls it takes in a second.
 
 Costs are shares of `off` in the same round. A round has three new proxies, for two processes of the same program
 differ by a percent or two for as long as they live. Told are the median over the rounds and, as `_from` and `_to`,
 where 95 of 100 such medians lie by the order of the rounds' shares. The collector, in this process, forgets the spans
 that it takes.
+
+`not_sampled_us` is what a call of an attempt that is not sampled spends on traces, all that a proxy does for them in a
+loop in this process: with a sampler that takes none, and without traces.
 """
 
 import argparse
@@ -21,16 +24,21 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Any
 
 import msgspec
 import uvloop
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
 
+from openforge.bus import tracing
 from openforge.cli.bench._proxy_load import BadAnswer
 from openforge.cli.bench._proxy_text import TURNS
 from openforge.cli.bench.proxy import AT_ONCE, Bench, Stage, machine, own_proxy, stage, submitted
+from openforge.protos import EndReason, EpisodeEnded
 
 _MODES: dict[str, dict[str, str]] = {
     "off": {},
@@ -38,6 +46,8 @@ _MODES: dict[str, dict[str, str]] = {
     "all": {"OTEL_TRACES_SAMPLER": "parentbased_always_on"},
 }
 _LEAST = 3  # rounds, however slow the machine
+_LOOPS = 7
+_OF_AN_ATTEMPT = EpisodeEnded(run="run", episode="episode", attempt=0, reason=EndReason.FINISHED)
 
 
 Round = dict[str, float]
@@ -96,12 +106,38 @@ async def proxies(on: Stage, collector: str) -> AsyncIterator[dict[str, Bench]]:
             more = sampler and {"OTEL_EXPORTER_OTLP_ENDPOINT": collector, "OTEL_METRICS_EXPORTER": "none", **sampler}
             proxy = own_proxy(on.bus, on.folder / mode, on.nats_url, on.engine_port, mode, more)
             made[mode] = await stack.enter_async_context(proxy)
+            _pin(made[mode].pids)
         yield made
+
+
+def _pin(pids: Sequence[int]) -> None:
+    """To the first of our processors: two of them may differ by more than what is measured."""
+    first = {min(os.sched_getaffinity(0))}
+    for pid in pids:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            os.sched_setaffinity(int(thread), first)
 
 
 async def loaded(made: dict[str, Bench], name: str, calls: int) -> Round:
     spent = await asyncio.gather(*(proxy.loaded(name, AT_ONCE, calls) for proxy in made.values()))
     return {mode: cpu_ms for mode, (_, cpu_ms) in zip(made, spent, strict=True)}
+
+
+def not_sampled_us() -> dict[str, float]:
+    """CPU microseconds of a call, the least of some loops. From then on this process traces."""
+    without = min(_traced_us() for _ in range(_LOOPS))
+    trace.set_tracer_provider(TracerProvider(sampler=ParentBasedTraceIdRatio(0.0)))
+    return {"off": round(without, 2), "sampled": round(min(_traced_us() for _ in range(_LOOPS)), 2)}
+
+
+def _traced_us(calls: int = 5_000) -> float:
+    began = time.process_time()
+    for turn in range(calls):
+        attempt = tracing.of_attempt("run", "episode", 0)
+        with tracing.span("model call", attempt, run="run", attempt="episode.0", dialect="chat"):
+            tracing.inject({}, _OF_AN_ATTEMPT)
+            tracing.note(turn=turn, sampled_tokens=1, first_token_s=0.1)
+    return (time.process_time() - began) / calls * 1e6
 
 
 def _said_of(round_: Round) -> str:
@@ -140,7 +176,12 @@ def main() -> None:
         found = costs(uvloop.run(rounds(said)))
     except BadAnswer as error:
         sys.exit(f"openforge: our own proxy failed: {error}")
-    found |= {"calls": said.calls, "received_bytes": _Forget.received, "machine": machine(load_before)}
+    found |= {
+        "not_sampled_us": not_sampled_us(),
+        "calls": said.calls,
+        "received_bytes": _Forget.received,
+        "machine": machine(load_before),
+    }
     text = msgspec.json.encode(found)
     print((text if said.json else msgspec.json.format(text, indent=2)).decode())
 
