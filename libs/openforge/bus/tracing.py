@@ -104,11 +104,14 @@ def first_span(
 
 @contextmanager
 def span(name: str, below: SpanContext | None = None, **attributes: AttributeValue) -> Iterator[None]:
-    """A span below the named one, or below the current one, current for the time of the block."""
+    """A span below the named one, or below the current one, current for the time of the block.
+
+    Below one that is not sampled there is none, and nothing else to know it by: a proxy's calls are many.
+    """
     if below is None:
         with _tracer.start_as_current_span(name, attributes=attributes):
             yield
-    elif below.is_valid:
+    elif below.trace_flags.sampled:
         with _below(name, _within(below), attributes):
             yield
     else:

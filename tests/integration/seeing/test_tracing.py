@@ -32,11 +32,10 @@ if sys.argv[1] == "learner":
 else:
     for n in range(20):
         with tracing.span("model call", tracing.of_attempt("r", f"g-{n}", 0), n=n):
-            tracing.inject(headers)
-            with tracing.continued("verifier", headers):
+            ended, told = EpisodeEnded(run="r", episode=f"g-{n}", attempt=0, reason=EndReason.FINISHED), {}
+            tracing.inject(told, ended)
+            with tracing.continued("verifier", told, ended):
                 pass
-            told = {}
-            tracing.inject(told, EpisodeEnded(run="r", episode=f"g-{n}", attempt=0, reason=EndReason.FINISHED))
             log.info("told", named="traceparent" in told)
 send()
 """
@@ -64,8 +63,10 @@ async def test_processes_that_know_only_names_agree_on_ids_and_on_what_is_sample
     assert 0 < len(calls) < 40  # a half of them, and the same in both processes
     assert len(calls) == 2 * len({call.trace_id for call in calls}) == len(verdicts)
     assert {call.span_id for call in calls} == {verdict.parent_span_id for verdict in verdicts}
-    named = [msgspec.json.decode(line)["named"] for line in told.splitlines() if '"told"' in line]
+    lines = [msgspec.json.decode(line) for line in told.splitlines() if '"told"' in line]
+    named = [line["named"] for line in lines]
     assert (len(named), sum(named)) == (20, len(calls) // 2)  # of others no fact carries a header
+    assert ["trace" in line for line in lines] == named  # and no line of a call an id that leads nowhere
     batch = next(span for _, span in collector.spans if span.name == "batch")
     linked = {(link.trace_id, link.span_id) for link in batch.links}
     assert len(linked) == 20
