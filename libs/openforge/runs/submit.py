@@ -47,12 +47,13 @@ async def state_of(bus: Bus, run: str) -> RunState:
 async def submit(bus: Bus, config: RunConfig, *, openforge_version: str = "") -> int:
     """Tell that the run should work; its new generation. Raises `RunDiffers` if it exists with another config."""
     text, digest = canonical(config)
+    taken = -1
     while True:
         state = await state_of(bus, config.run.name)
         _expect_same(state, config, digest)
         told = RunSubmitted(
             run=config.run.name,
-            generation=state.generation + 1,
+            generation=max(state.generation, taken) + 1,
             config=text,
             config_digest=digest,
             openforge_version=openforge_version,
@@ -62,8 +63,9 @@ async def submit(bus: Bus, config: RunConfig, *, openforge_version: str = "") ->
         except AlreadyTold as already:
             if already.same:
                 return told.generation
-            continue  # somebody submitted at the same moment: look again
-        return told.generation
+            taken = told.generation  # by who submitted at the same moment, or by what nobody can read: look again
+        else:
+            return told.generation
 
 
 async def join(bus: Bus, config: RunConfig) -> bool:

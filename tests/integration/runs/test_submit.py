@@ -91,6 +91,14 @@ async def test_services_start_although_something_that_is_no_fact_lies_among_the_
     assert await submitted_config(bus, "r") == (config(), 0)
 
 
+async def test_a_generation_that_is_taken_by_what_nobody_can_read_is_passed_over(bus: Bus) -> None:
+    await submit(bus, config())
+    await bus.link.publish(RunSubmitted.subject_for("r", 1), b"no fact", {})
+    async with asyncio.timeout(20):
+        assert await submit(bus, config()) == 2
+    assert await submitted_config(bus, "r") == (config(), 2)
+
+
 async def test_two_clients_at_the_same_moment_get_generations_of_their_own(bus: Bus) -> None:
     generations = await asyncio.gather(*(submit(bus, config(), openforge_version=str(i)) for i in range(4)))
     assert sorted(generations) == [0, 1, 2, 3]
