@@ -195,5 +195,6 @@ def _tell_pids(home: Home, watch: Watch) -> None:
         for process in watch.processes
     }
     scratch = home.root / "processes.tmp"
-    scratch.write_bytes(msgspec.json.encode(processes))
-    scratch.replace(home.root / "processes.json")
+    with suppress(OSError):  # on a full disk a service that has to write ends, with its own last words; this can wait
+        scratch.write_bytes(msgspec.json.encode(processes))
+        scratch.replace(home.root / "processes.json")

@@ -174,6 +174,8 @@ class Supervisor:
                     group.create_task(process.keep_running(), name=process.spec.name)
         except* GaveUp as gave_up:
             raise gave_up.exceptions[0] from None
+        except* OSError as errors:
+            raise GaveUp(f"its processes cannot be kept running: {errors.exceptions[0]}") from errors
         finally:
             await self.stop()
 

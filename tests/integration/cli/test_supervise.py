@@ -1,11 +1,12 @@
 import asyncio
+import errno
 import os
 import sys
 from pathlib import Path
 
 import pytest
 
-from openforge.cli.supervise import GaveUp, Policy, Spec, Supervisor
+from openforge.cli.supervise import GaveUp, Policy, Spec, Supervised, Supervisor
 
 QUICK = Policy(quick_deaths=3, quick_s=30, first_pause_s=0.01, longest_pause_s=0.05, grace_s=1.0)
 
@@ -50,6 +51,20 @@ async def test_one_that_keeps_dying_ends_the_whole_with_its_last_words(tmp_path:
     broken = python(tmp_path, "broken", "import sys; sys.exit('no such model: nowhere')")
     supervisor = Supervisor([steady, broken], policy=QUICK)
     with pytest.raises(GaveUp, match=r"3 times in a row.*\n.*no such model: nowhere"):
+        await supervisor.run()
+    steady_process = supervisor["steady"].process
+    assert steady_process is not None
+    assert not alive(steady_process.pid)
+
+
+async def test_a_place_that_cannot_be_written_any_more_ends_the_whole_and_says_so(tmp_path: Path) -> None:
+    def told(process: Supervised) -> None:
+        if process.starts > 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    steady = python(tmp_path, "steady", "import time; time.sleep(60)")
+    supervisor = Supervisor([steady, python(tmp_path, "dying", "")], policy=QUICK, on_change=told)
+    with pytest.raises(GaveUp, match="No space left on device"):
         await supervisor.run()
     steady_process = supervisor["steady"].process
     assert steady_process is not None
