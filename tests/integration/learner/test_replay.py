@@ -19,19 +19,23 @@ from openforge.bus import Bus, BusSettings
 from openforge.engine.loading import load
 from openforge.engine.probe import TOLERANCE
 from openforge.protos import RetireReason
-from openforge.runs import submit
+from openforge.runs import RunConfig, submit
+
+
+def replaying(model: Path, name: str) -> RunConfig:
+    return run_config(
+        model,
+        run={"name": name, "steps": 1},
+        learner={"routing_replay": True},
+        pacing={"groups_per_step": 1, "group_size": 4},
+    )
 
 
 async def test_recorded_experts_come_out_of_the_blobs_into_the_step(
     bus: Bus, bus_settings: BusSettings, tmp_path: Path
 ) -> None:
     model = mixture(tmp_path / "model")
-    config = run_config(
-        model,
-        run={"name": "replayed", "steps": 1},
-        learner={"routing_replay": True},
-        pacing={"groups_per_step": 1, "group_size": 4},
-    )
+    config = replaying(model, "replayed")
     await submit(bus, config)
     members, files = episodes(config, model)
     for file in files.values():
@@ -54,12 +58,7 @@ async def test_a_group_whose_experts_are_gone_is_retired_with_the_reason_and_the
     bus: Bus, bus_settings: BusSettings, tmp_path: Path
 ) -> None:
     model = mixture(tmp_path / "model")
-    config = run_config(
-        model,
-        run={"name": "lost", "steps": 1},
-        learner={"routing_replay": True},
-        pacing={"groups_per_step": 1, "group_size": 4},
-    )
+    config = replaying(model, "lost")
     await submit(bus, config)
     members, files = episodes(config, model, groups=2)
     (gone,) = members[2].sequences[0].routed_experts
