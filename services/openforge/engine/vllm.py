@@ -51,6 +51,8 @@ _NEW_CONNECTIONS = httpx.Limits(max_keepalive_connections=0)
 """A kept connection that the server closes in the same moment would look like a weight call that failed."""
 _TERM_S = 10.0
 _ACCELERATORS = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
+_CPU_STEP = 128
+"""Tokens that a CPU computes at once: more are hardly faster, and every request waits for them."""
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Those that `--max-lora-rank` may be."""
 
@@ -230,7 +232,7 @@ class VllmBackend:
             *("--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
             *("--weight-transfer-config", '{"backend": "openforge"}'),
             *("--structured-outputs-config", '{"backend": "guidance"}'),
-            *(() if _has_accelerator() else ("--no-enable-chunked-prefill",)),
+            *(() if _has_accelerator() else ("--max-num-batched-tokens", str(max(_CPU_STEP, engine.max_requests)))),
             *(("--enable-return-routed-experts",) if self._config.learner.routing_replay else ()),
             *engine.vllm_args,
         ]
@@ -290,9 +292,6 @@ class VllmBackend:
 
 
 def _has_accelerator() -> bool:
-    """On a CPU vLLM dies of a prompt that it splits between two steps where the request has a seed, as all of ours
-    have: it wants to set the random generator back, and that of a CPU has no place (0.32: `_bookkeeping_sync`).
-    """
     return any(device.exists() for device in _ACCELERATORS)
 
 

@@ -23,6 +23,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from vllm.platforms import current_platform
 
 from openforge_vllm.broadcast import Receiver, Stream
+from openforge_vllm.seeds import put_aside_in_unfinished_prompts
 
 
 @dataclass
@@ -44,6 +45,11 @@ class FolderTransfer(WeightTransferEngine[NothingToInit, Folder]):
     update_info_cls = Folder
 
     _receiver: Receiver | None = None
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        if current_platform.is_cpu():  # made once in each worker, when it has its model
+            put_aside_in_unfinished_prompts()
 
     def init_transfer_engine(self, init_info: NothingToInit) -> None:
         pass
