@@ -16,7 +16,7 @@ from learner_world import (
     run_config,
     tiny_model,
     until,
-    weights_sha256,
+    weights_hash,
 )
 from safetensors.torch import load_file
 from typer.testing import CliRunner
@@ -75,7 +75,7 @@ async def test_after_the_death_of_each_rank_the_weights_are_those_of_a_pool_that
     assert '"event":"computing again"' in learner.log()
     left, right = await lineage(bus, "calm"), await lineage(bus, "wild")
     assert [batch.episodes for batch in left] == [batch.episodes for batch in right]
-    assert weights_sha256(await newest_published(bus, "calm")) == weights_sha256(await newest_published(bus, "wild"))
+    assert weights_hash(await newest_published(bus, "calm")) == weights_hash(await newest_published(bus, "wild"))
 
 
 async def test_a_run_goes_on_with_another_number_of_ranks_and_leaves_a_plain_folder_of_what_it_published(

@@ -170,8 +170,8 @@ async def newest_published(bus: Bus, run: str) -> PolicyPublished:
     return max((told.fact for told in await bus.read(PolicyPublished, run)), key=lambda f: (f.version, f.incarnation))
 
 
-def weights_sha256(published: PolicyPublished) -> str:
-    return read_manifest(published.location).files[WEIGHTS].sha256
+def weights_hash(published: PolicyPublished) -> str:
+    return read_manifest(published.location).files[WEIGHTS].blake3
 
 
 async def until(condition: Callable[[], Any], timeout_s: float = 600.0) -> None:

@@ -39,7 +39,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--weight-transfer-config", choices=['{"backend": "openforge"}'], required=True)
     parser.add_argument("--structured-outputs-config", choices=['{"backend": "guidance"}'], required=True)
     parser.add_argument("--enable-scale-out", action="store_true", required=True)
-    parser.add_argument("--no-enable-chunked-prefill", action="store_true")
+    parser.add_argument("--max-num-batched-tokens", type=int, default=2048)
     parser.add_argument("--enable-return-routed-experts", action="store_true")
     parser.add_argument("--stand-in-fail-once", type=Path)
     return parser.parse_args()

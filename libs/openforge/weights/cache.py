@@ -6,7 +6,6 @@ that breaks off goes on where it was; what is kept here is bounded.
 
 import asyncio
 import fcntl
-import hashlib
 import itertools
 import os
 import shutil
@@ -149,18 +148,11 @@ async def _get(objects: Objects, name: str, draft: Path, file: str, entry: FileE
     for _ in range(2):
         if not path.exists() or path.stat().st_size < entry.bytes:
             await objects.get(f"{name}/{file}", path, entry.bytes)
-        found = await asyncio.to_thread(_sha256, path)
-        if found == entry.sha256:
+        difference = await asyncio.to_thread(entry.difference, path)
+        if not difference:
             return
         path.unlink()
-    raise BadWeights(
-        f"weights {objects.url}/{name}: {file} has sha256 {found[:12]}, the manifest says {entry.sha256[:12]}."
-    )
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    raise BadWeights(f"weights {objects.url}/{name}: {file} has {difference}.")
 
 
 def _remove_all_but(folder: Path, names: set[str]) -> None:

@@ -1,9 +1,8 @@
 """Is a weights folder what it claims to be?"""
 
-import hashlib
 from pathlib import Path
 
-from openforge.weights.manifest import BadWeights, Manifest, decode_manifest, digest_of, manifest_bytes
+from openforge.weights.manifest import BadWeights, FileEntry, Manifest, decode_manifest, digest_of, manifest_bytes
 from openforge.weights.safetensors_header import tensors_of
 
 
@@ -13,7 +12,7 @@ def check(path: str | Path, digest: str) -> None:
     manifest = manifest_of(folder, digest)
     _check_tensors(folder, manifest)
     for name, entry in manifest.files.items():
-        _check_file(folder / name, size=entry.bytes, sha256=entry.sha256)
+        _check_file(folder / name, entry)
 
 
 def manifest_of(path: str | Path, digest: str) -> Manifest:
@@ -38,14 +37,10 @@ def _check_tensors(folder: Path, manifest: Manifest) -> None:
     )
 
 
-def _check_file(path: Path, *, size: int, sha256: str) -> None:
+def _check_file(path: Path, entry: FileEntry) -> None:
     try:
-        found = path.stat().st_size
-        if found != size:
-            raise BadWeights(f"weights {path}: {found} bytes, the manifest says {size}.")
-        with path.open("rb") as file:
-            sum_ = hashlib.file_digest(file, "sha256").hexdigest()
+        difference = entry.difference(path)
     except OSError as error:
         raise BadWeights(f"weights {path}: cannot be read ({error.strerror}).") from error
-    if sum_ != sha256:
-        raise BadWeights(f"weights {path}: sha256 {sum_[:12]}, the manifest says {sha256[:12]}.")
+    if difference:
+        raise BadWeights(f"weights {path}: {difference}.")

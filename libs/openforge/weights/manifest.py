@@ -2,9 +2,10 @@
 
 import hashlib
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 import msgspec
+from blake3 import blake3
 
 MANIFEST = "manifest.json"
 WEIGHTS = "model.safetensors"
@@ -20,9 +21,25 @@ class BadWeights(Exception):
     """The folder is not what its manifest or the fact about it says."""
 
 
-class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
-    sha256: str
+class FileEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Older folders have `sha256` in the place of `blake3`."""
+
     bytes: int
+    blake3: str = ""
+    sha256: str = ""
+
+    @classmethod
+    def of(cls, path: Path) -> Self:
+        """Raises `OSError`."""
+        return cls(bytes=path.stat().st_size, blake3=_blake3(path))
+
+    def difference(self, path: Path) -> str:
+        """In words what `path` has other than this says, or the empty string. Raises `OSError`."""
+        if (size := path.stat().st_size) != self.bytes:
+            return f"{size} bytes, the manifest says {self.bytes}"
+        name, stated = ("blake3", self.blake3) if self.blake3 else ("sha256", self.sha256)
+        found = _blake3(path) if self.blake3 else _sha256(path)
+        return "" if found == stated else f"{name} {found[:12]}, the manifest says {stated[:12]}"
 
 
 class TensorEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,6 +91,15 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
 
 def folder_name(version: int, incarnation: int) -> str:
     return f"v{version:06d}-{incarnation}"
+
+
+def _blake3(path: Path) -> str:
+    return blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest()
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def digest_of(manifest_bytes: bytes) -> str:

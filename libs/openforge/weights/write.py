@@ -1,6 +1,5 @@
 """Writing a weights folder: under another name, synced, then renamed."""
 
-import hashlib
 import json
 import os
 import shutil
@@ -63,7 +62,7 @@ def write_folder(final: Path, stated: Manifest, fill: Callable[[Path], None]) ->
         fill(draft)
         manifest = msgspec.structs.replace(
             stated,
-            files={file.name: _entry(file) for file in sorted(draft.iterdir())},
+            files={file.name: FileEntry.of(file) for file in sorted(draft.iterdir())},
             tensors=tensors_of(draft / stated.weights),
         )
         data = msgspec.json.encode(manifest)
@@ -115,11 +114,6 @@ def save_tensors(path: Path, tensors: Mapping[str, "torch.Tensor"], dtype: Dtype
         metadata={"format": "pt"},
     )
     path.chmod(0o644)  # safetensors writes files that only their owner can read
-
-
-def _entry(path: Path) -> FileEntry:
-    with path.open("rb") as file:
-        return FileEntry(sha256=hashlib.file_digest(file, "sha256").hexdigest(), bytes=path.stat().st_size)
 
 
 def _publish(draft: Path, final: Path) -> None:

@@ -53,6 +53,8 @@ _TERM_S = 10.0
 _ACCELERATORS = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
 _CPU_STEP = 128
 """Tokens that a CPU computes at once: more are hardly faster, and every request waits for them."""
+_BFLOAT16 = frozenset(("avx512_bf16", "amx_bf16", "bf16"))
+"""What processors with bfloat16 products call them, on x86 and on Arm."""
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Those that `--max-lora-rank` may be."""
 
@@ -227,7 +229,7 @@ class VllmBackend:
         return [
             *(_with_adapters(folder, manifest) if manifest.base else _whole(folder)),
             *("--host", host, "--port", str(port)),
-            *("--dtype", engine.dtype, "--max-model-len", str(self._config.model.context)),
+            *("--dtype", _computed_in(engine.dtype), "--max-model-len", str(self._config.model.context)),
             *("--max-num-seqs", str(engine.max_requests)),
             *("--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
             *("--weight-transfer-config", '{"backend": "openforge"}'),
@@ -289,6 +291,18 @@ class VllmBackend:
     def _die(self, error: EngineLost) -> None:
         if not self.died.done():
             self.died.set_exception(error)
+
+
+def _computed_in(weights: str) -> str:
+    """bfloat16 weights are widened on processors without bfloat16 products, where those take several times as long."""
+    return weights if _has_accelerator() or not _BFLOAT16.isdisjoint(_processor().split()) else "float32"
+
+
+def _processor() -> str:
+    try:
+        return Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
 
 
 def _has_accelerator() -> bool:

@@ -128,7 +128,7 @@ def test_bytes_that_are_not_those_of_the_manifest_are_refused_and_the_link_lives
     (torn.path / "model.safetensors").write_bytes(b"torn")
     with sender(tmp_path / "w", bucket_bytes=1 << 20) as address:
         workers = Workers(receiving, address, "one", 1)
-        for written, why in ((bad, "sha256"), (torn, str(torn.path)), (bad, "sha256")):
+        for written, why in ((bad, "blake3"), (torn, str(torn.path)), (bad, "blake3")):
             (refused,) = workers.receive(written.digest)
             assert isinstance(refused, receiving.Refused)
             assert why in str(refused)

@@ -23,7 +23,7 @@ from learner_world import (
     tiny_model,
     until,
     verdict,
-    weights_sha256,
+    weights_hash,
 )
 
 from openforge.bus import Bus, BusSettings
@@ -107,13 +107,13 @@ async def same_lineage(bus: Bus, one: str, other: str, steps: int) -> None:
     assert [batch.episodes for batch in left] == [batch.episodes for batch in right]
     for version in range(steps + 1):
         same = {
-            weights_sha256(told.fact)
+            weights_hash(told.fact)
             for run in (one, other)
             for told in await bus.read(PolicyPublished, run, version)
             if is_there(told.fact)
         }
         assert len(same) <= 1, f"version {version} has one set of weights"
-    assert weights_sha256(await newest_published(bus, one)) == weights_sha256(await newest_published(bus, other))
+    assert weights_hash(await newest_published(bus, one)) == weights_hash(await newest_published(bus, other))
     for run, batches in ((one, left), (other, right)):
         trained = [episode for batch in batches for episode in batch.episodes]
         verified = {told.fact.episode for told in await bus.read(TrajectoryVerified, run)}
@@ -262,14 +262,14 @@ async def test_weights_that_were_lost_are_published_again_with_the_next_incarnat
     await learner.stop()
     before = await newest_published(bus, run)
     tear(Path(before.location, "model.safetensors"))
-    expected = weights_sha256(before)
+    expected = weights_hash(before)
     learner = await LearnerHere(bus_settings, tmp_path / "home", run).start()
 
     async def again() -> bool:
         return (await newest_published(bus, run)).incarnation == 1
 
     await until(again)
-    assert weights_sha256(await newest_published(bus, run)) == expected
+    assert weights_hash(await newest_published(bus, run)) == expected
     await learner.stop()
     learner = await LearnerHere(bus_settings, tmp_path / "home", run).start()
     await feed_group(bus, config, 9, 1)
@@ -285,7 +285,7 @@ async def test_a_torn_checkpoint_is_passed_over(bus: Bus, bus_settings: BusSetti
     learner = await LearnerHere(bus_settings, tmp_path / "home", run).start()
     await asyncio.gather(feed_run(bus, config), finished(bus, run, 4))
     await learner.stop()
-    digest = weights_sha256(await newest_published(bus, run))
+    digest = weights_hash(await newest_published(bus, run))
     newest = tmp_path / "home/checkpoints/c000004"
     tear(max((file for file in newest.rglob("*") if file.is_file()), key=lambda file: file.stat().st_size))
     published = await newest_published(bus, run)
@@ -296,7 +296,7 @@ async def test_a_torn_checkpoint_is_passed_over(bus: Bus, bus_settings: BusSetti
         return (await newest_published(bus, run)).incarnation == 1
 
     await until(again)
-    assert weights_sha256(await newest_published(bus, run)) == digest
+    assert weights_hash(await newest_published(bus, run)) == digest
     await learner.stop()
 
 

@@ -11,7 +11,7 @@ from learner_world import (
     run_config,
     tiny_model,
     until,
-    weights_sha256,
+    weights_hash,
 )
 
 from openforge.bus import Bus, BusSettings
@@ -41,7 +41,7 @@ async def test_a_learner_forms_the_same_batches_from_a_recorded_run(
         await until(lambda: is_published(other, config.run.name, 3))
         await offline.stop()
         live, again = await lineage(bus, config.run.name), await lineage(other, config.run.name)
-        weights, weights_again = [weights_sha256(await newest_published(it, config.run.name)) for it in (bus, other)]
+        weights, weights_again = [weights_hash(await newest_published(it, config.run.name)) for it in (bus, other)]
     await server.kill()
     assert [batch.episodes for batch in live] == [batch.episodes for batch in again]
     assert [batch.groups for batch in live] == [batch.groups for batch in again]

@@ -192,7 +192,7 @@ async def test_bytes_that_are_not_those_of_the_digest_are_refused_and_named(remo
     (spoilt.path / "model.safetensors").write_bytes(b"nothing")
     async with remote.store() as store, remote.cache() as cache:
         location = await store.publish(spoilt.path, spoilt.digest)
-        with pytest.raises(BadWeights, match=r"model\.safetensors has sha256 .*, the manifest says"):
+        with pytest.raises(BadWeights, match=r"model\.safetensors has blake3 .*, the manifest says"):
             await cache.folder(location, spoilt.digest)
         location = await store.publish(written.path, written.digest)
         with pytest.raises(BadWeights, match=r"the manifest has digest .*, expected 0000"):

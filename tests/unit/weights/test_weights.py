@@ -1,5 +1,6 @@
 """Weights folders: what is written can be checked, and any other bytes are found."""
 
+import hashlib
 import json
 import os
 import subprocess
@@ -12,6 +13,7 @@ import torch
 
 from openforge.models import tiny
 from openforge.weights import BadWeights, Probe, Written, check, keep_newest, read_manifest, write_weights
+from openforge.weights.manifest import digest_of
 
 PROBE = Probe(prompt_ids=(1, 5), token_ids=(7,), logprobs=(-5.5,))
 TENSORS = {"model.embed_tokens.weight": torch.arange(12.0).reshape(3, 4), "model.norm.weight": torch.ones(4)}
@@ -58,7 +60,7 @@ def test_a_changed_byte_a_cut_file_and_another_digest_are_found(tmp_path: Path, 
     weights = written.path / "model.safetensors"
     good = weights.read_bytes()
     weights.write_bytes(good[:-1] + b"\x01")
-    with pytest.raises(BadWeights, match="sha256"):
+    with pytest.raises(BadWeights, match="blake3"):
         check(written.path, written.digest)
     weights.write_bytes(good[:-1])
     with pytest.raises(BadWeights, match="bytes"):
@@ -109,3 +111,18 @@ def test_the_manifest_is_read_without_a_tensor_library() -> None:
     script = f"import sys, openforge.weights, openforge.models; sys.exit(not {heavy})"
     done = subprocess.run([sys.executable, "-c", script], env=os.environ | {"PYTHONPATH": "protos:libs"}, check=False)
     assert done.returncode == 0
+
+
+def test_a_folder_that_states_sha256_is_checked_by_it(tmp_path: Path, model: Path) -> None:
+    written = _write(tmp_path, model)
+    manifest = json.loads((written.path / "manifest.json").read_text())
+    for name, entry in manifest["files"].items():
+        del entry["blake3"]
+        entry["sha256"] = hashlib.sha256((written.path / name).read_bytes()).hexdigest()
+    data = json.dumps(manifest).encode()
+    (written.path / "manifest.json").write_bytes(data)
+    check(written.path, digest_of(data))
+    weights = written.path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
+    with pytest.raises(BadWeights, match="sha256"):
+        check(written.path, digest_of(data))

@@ -1,10 +1,11 @@
 """How long new weights take to be sampled from: `python -m openforge.cli.bench.weights --json`.
 
 A real engine service on a real bus serves the model to a few clients that never pause. New weights are written as a
-learner writes them, and then announced; the clock runs from the announcement to the arrival of the first token that
-says it was sampled under them, at a client that asks for one token at a time. `copy_s` is the part in which the files
-are read and hashed, `load_s` the part in which they are brought into the running model (with vLLM requests are paused
-meanwhile), `probe_s` the log-prob probe; medians of the repeats. `write_s` lies before the announcement. With
+learner writes them, and then announced; the clock runs from the announcement to the arrival, at any client, of the
+first token that was sampled under them (its answer says at its end which tokens were). `announce_to_every_client_s` is
+when each of the clients has had one. `copy_s` is the part in which the files are read and hashed, `load_s` the part in
+which they are brought into the running model (with vLLM requests are paused meanwhile), `probe_s` the log-prob probe,
+which waits beside the clients' tokens; medians of the repeats. `write_s` lies before the announcement. With
 `--lora-rank` what is announced are adapters of that rank on all linear layers.
 """
 
@@ -49,6 +50,7 @@ class Update(msgspec.Struct, frozen=True):
     """One announcement, in seconds."""
 
     announce_to_first_token_s: float
+    announce_to_every_client_s: float
     copy_s: float
     load_s: float
     probe_s: float
@@ -146,38 +148,42 @@ async def engine_service(run: str, nats_url: str, url: str, log: Path) -> AsyncI
 
 
 class Client:
-    """Asks the engine without pause until it is left."""
+    """Asks the engine without pause. `began` says of each version when its first token arrived."""
 
     def __init__(self, http: httpx.AsyncClient, vocabulary: int) -> None:
+        self.began: dict[str, float] = {}
         self._http = http
-        self._prompt = [7 + 31 * index % (vocabulary - 7) for index in range(PROMPT_TOKENS)]
-
-    async def ask(self, tokens: int) -> str:
-        """The version of the first token of an answer; the empty string if there was none."""
-        asked = GenerateRequest(
+        self._asked = GenerateRequest(
             model="policy",
-            token_ids=self._prompt,
-            sampling_params=SamplingParams(max_tokens=tokens, ignore_eos=True),
+            token_ids=[7 + 31 * index % (vocabulary - 7) for index in range(PROMPT_TOKENS)],
+            sampling_params=SamplingParams(max_tokens=ANSWER_TOKENS, ignore_eos=True),
+            stream=True,
         )
-        try:
-            answer = await self._http.post("/inference/v1/generate", json=msgspec.to_builtins(asked))
-        except httpx.HTTPError:
-            return ""
-        if answer.status_code != 200:
-            return ""
-        spans = msgspec.json.decode(answer.content, type=GenerateResponse).choices[0].weight_versions
-        return spans[0].version if spans else ""
 
     async def ask_on(self) -> None:
         while True:
-            await self.ask(ANSWER_TOKENS)
+            try:
+                await self._ask()
+            except httpx.HTTPError:
+                await asyncio.sleep(0.1)  # nothing listens before the first weights
+
+    async def _ask(self) -> None:
+        arrived: list[float] = []
+        async with self._http.stream("POST", "/inference/v1/generate", json=msgspec.to_builtins(self._asked)) as answer:
+            async for line in answer.aiter_lines():
+                if not line.startswith("data: {"):
+                    continue
+                for choice in msgspec.json.decode(line[6:], type=GenerateResponse).choices:
+                    arrived += [time.monotonic()] * len(choice.token_ids)
+                    for span in choice.weight_versions or ():
+                        self.began.setdefault(span.version, arrived[span.start])
 
     async def until(self, version: int, within_s: float) -> float:
-        """When the first token of `version` arrived."""
+        """When the first token of `version` arrived; told when its answer has ended."""
         async with asyncio.timeout(within_s):
-            while await self.ask(1) != str(version):
-                await asyncio.sleep(0.002)
-        return time.monotonic()
+            while str(version) not in self.began:
+                await asyncio.sleep(0.02)
+        return self.began[str(version)]
 
 
 async def measure(kind: str, options: argparse.Namespace, model: Path, folder: Path) -> list[Update]:
@@ -192,13 +198,13 @@ async def measure(kind: str, options: argparse.Namespace, model: Path, folder: P
             engine_service(run, nats_url, url, folder / "engine.log"),
             httpx.AsyncClient(base_url=url, timeout=UPDATE_S) as http,
         ):
-            client = Client(http, vocabulary)
             await announce(bus, run, weights.write(folder / "weights", 0))
-            await client.until(0, START_S)
-            loads = [asyncio.create_task(client.ask_on()) for _ in range(options.clients)]
+            clients = [Client(http, vocabulary) for _ in range(options.clients)]
+            loads = [asyncio.create_task(client.ask_on()) for client in clients]
             try:
+                await asyncio.gather(*(client.until(0, START_S) for client in clients))
                 return [
-                    await update(bus, run, client, weights, folder, version)
+                    await update(bus, run, clients, weights, folder, version)
                     for version in range(1, options.repeats + 1)
                 ]
             finally:
@@ -211,16 +217,19 @@ def _writer(model: Path, config: RunConfig, root: Path) -> Weights | Adapters:
     return Adapters(model, config, root) if config.learner.lora.rank else Weights(model, config.engine.dtype)
 
 
-async def update(bus: Bus, run: str, client: Client, weights: Weights | Adapters, folder: Path, version: int) -> Update:
+async def update(
+    bus: Bus, run: str, clients: list[Client], weights: Weights | Adapters, folder: Path, version: int
+) -> Update:
     began = time.monotonic()
     written = await asyncio.to_thread(weights.write, folder / "weights", version)
     announced = time.monotonic()
     await announce(bus, run, written)
-    arrived = await client.until(version, UPDATE_S)
+    arrived = await asyncio.gather(*(client.until(version, UPDATE_S) for client in clients))
     served = await served_fact(bus, run, version)
     await asyncio.to_thread(keep_newest, folder / "weights", 2)
     return Update(
-        announce_to_first_token_s=arrived - announced,
+        announce_to_first_token_s=min(arrived) - announced,
+        announce_to_every_client_s=max(arrived) - announced,
         copy_s=served.check_s,
         load_s=served.carry_s,
         probe_s=served.probe_s,

@@ -23,6 +23,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from vllm.platforms import current_platform
 
 from openforge_vllm.broadcast import Receiver, Stream
+from openforge_vllm.one_adapter import multiply_at_once
 from openforge_vllm.seeds import put_aside_in_unfinished_prompts
 
 
@@ -50,6 +51,8 @@ class FolderTransfer(WeightTransferEngine[NothingToInit, Folder]):
         super().__init__(*args)
         if current_platform.is_cpu():  # made once in each worker, when it has its model
             put_aside_in_unfinished_prompts()
+            if (lora := self.vllm_config.lora_config) is not None and lora.max_loras == 1:
+                multiply_at_once()
 
     def init_transfer_engine(self, init_info: NothingToInit) -> None:
         pass
