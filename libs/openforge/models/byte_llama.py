@@ -26,8 +26,10 @@ def tiny(
 ) -> Path:
     """Write the checkpoint folder `path`, or keep the one that is there. The tokenizer has no ids from BYTES on.
 
-    With `experts` it is a mixture of so many, of which each token goes through two: a Qwen3-MoE.
+    With `experts` it is a mixture of so many, of which each token goes through two: a Qwen3-MoE. Raises `ValueError`
+    where no model has such sizes.
     """
+    _expect_sizes(layers=layers, hidden=hidden, heads=heads, context=context, experts=experts)
     target = Path(path)
     if target.joinpath("config.json").exists():
         return target
@@ -45,6 +47,16 @@ def tiny(
             experts=experts,
         )
     return target
+
+
+def _expect_sizes(*, layers: int, hidden: int, heads: int, context: int, experts: int) -> None:
+    for name, value in (("layers", layers), ("hidden", hidden), ("context", context)):
+        if value < 1:
+            raise ValueError(f"{name} = {value} is too small: write 1 or more")
+    if hidden % (2 * heads):
+        raise ValueError(f"hidden = {hidden} does not split into {heads} heads: write a multiple of {2 * heads}")
+    if experts < 0 or experts == 1:
+        raise ValueError(f"experts = {experts}: write 0 for none, or 2 or more, since each token goes through two")
 
 
 def tiny_moe(path: str | Path) -> Path:

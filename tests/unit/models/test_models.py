@@ -38,6 +38,23 @@ def test_a_tiny_model_above_five_million_parameters_is_refused_and_leaves_nothin
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        ({"layers": 0}, "layers = 0 is too small: write 1 or more"),
+        ({"hidden": -8}, "hidden = -8 is too small"),
+        ({"context": 0}, "context = 0 is too small"),
+        ({"hidden": 12}, "hidden = 12 does not split into 4 heads: write a multiple of 8"),
+        ({"experts": 1}, "experts = 1: write 0 for none, or 2 or more"),
+        ({"experts": -2}, "experts = -2: write 0 for none, or 2 or more"),
+    ],
+)
+def test_a_tiny_model_of_a_size_that_no_model_has_is_refused(tmp_path: Path, sizes: dict[str, int], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        tiny(tmp_path / "none", **sizes)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_every_byte_is_one_token_of_the_tiny_tokenizer(tmp_path: Path) -> None:
     tokenizer = _tokenizer(tiny(tmp_path / "tiny"))
     text = "a  1\n\tö漢🙂" + "".join(map(chr, range(1, 128)))
