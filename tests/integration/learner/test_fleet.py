@@ -1,6 +1,9 @@
 """Two ranks compute what one computes, and load what one saved."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import fleet_steps
@@ -16,6 +19,7 @@ from openforge.learner.packing import pack
 from openforge.learner.routing import Mixture, Replay
 from openforge.learner.step import batch_of, step_of
 from openforge.protos import TrajectoryVerified
+from openforge.service import BAD_SETTINGS
 
 EVERYTHING = {
     "algorithm": {
@@ -29,6 +33,28 @@ EVERYTHING = {
     },
     "learner": {"lora": {"rank": 4, "targets": ["q_proj", "down_proj"]}, "critic_learning_rate": 1e-3},
 }
+
+
+# Rank 0 is slow: it finds nothing out by itself.
+SLOW = """
+import sys, threading
+from pathlib import Path
+from learner_world import run_config
+from openforge.learner.backends import choose, fleet
+choose.backend_of_rank = lambda config: threading.Event().wait()
+fleet._GRACE_S = 0.0
+fleet.Fleet(run_config(Path(sys.argv[1]), learner={"world_size": 2, "backend_options": {"no_such": True}}))
+"""
+
+
+def test_bad_settings_that_a_rank_refuses_before_rank_0_end_it_as_such(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SLOW, str(tiny_model(tmp_path))]
+    alone = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    ended = subprocess.run(
+        command, env=alone | {"PYTHONPATH": os.pathsep.join(sys.path)}, stderr=subprocess.PIPE, timeout=300
+    )
+    assert b'"bad settings","why":"learner.backend_options = ' in ended.stderr
+    assert ended.returncode == BAD_SETTINGS
 
 
 def test_two_ranks_equal_one_and_checkpoints_change_hands(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from openforge.learner.backends.contract import BackendRefused, StepStats
 from openforge.learner.packing import TrainSequence
 from openforge.runs import RunConfig, config_of
 from openforge.runs.load import canonical
-from openforge.service import FAILED, log
+from openforge.service import BAD_SETTINGS, FAILED, OK, BadSettings, log
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -90,7 +90,7 @@ class Fleet:
         code = child.wait()
         if not self._closing.wait(_GRACE_S):
             log.error("rank ended", rank=rank, exit_code=code)
-            os._exit(FAILED)
+            os._exit(BAD_SETTINGS if code == BAD_SETTINGS else FAILED)
 
     def close(self) -> None:
         import torch.distributed as dist
@@ -120,14 +120,19 @@ def follow() -> NoReturn:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)  # rank 0 still needs us for its last checkpoint, and ends us
     _join()
-    backend = backend_of_rank(config_of(_broadcast(None)))
-    while (command := _broadcast(None))[0] != "close":
-        name, arguments = command
-        getattr(backend, name)(*arguments)
-    dist.barrier()
+    code = OK
+    try:
+        backend = backend_of_rank(config_of(_broadcast(None)))
+        while (command := _broadcast(None))[0] != "close":
+            name, arguments = command
+            getattr(backend, name)(*arguments)
+        dist.barrier()
+    except BadSettings as error:
+        log.error("bad settings", why=str(error))
+        code = BAD_SETTINGS  # which rank 0 hands on where it does not find out by itself
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # destroying the group while others still talk aborts the process now and then
+    os._exit(code)  # destroying the group while others still talk aborts the process now and then
 
 
 def _join() -> None:
