@@ -1,7 +1,6 @@
 """`openforge bench`: every measurement is a module of `openforge.cli.bench` with a `--json` of its own."""
 
 import pkgutil
-import signal
 import subprocess
 import sys
 from typing import Annotated
@@ -10,24 +9,14 @@ import msgspec
 import typer
 
 from openforge.cli import bench as benches
+from openforge.cli.children import run
 from openforge.cli.reach import BAD_USE, fail
-from openforge.service import die_with_parent
 
 PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
 def names() -> list[str]:
     return sorted(module.name for module in pkgutil.iter_modules(benches.__path__) if not module.name.startswith("_"))
-
-
-def _measured(command: list[str], stdout: int | None = None) -> subprocess.CompletedProcess[bytes]:
-    """It ends with us, as by Ctrl-C: with all that it started."""
-    return subprocess.run(command, stdout=stdout, check=False, preexec_fn=_with_us)
-
-
-def _with_us() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # who starts us in the background may have it ignored
-    die_with_parent(signal.SIGINT)
 
 
 def bench(
@@ -43,8 +32,8 @@ def bench(
         fail(f"there is no measurement {name!r}: choose from {', '.join(names())}", BAD_USE)
     command = [sys.executable, "-m", f"{benches.__name__}.{name}", *context.args]
     if not as_json:
-        raise typer.Exit(_measured(command).returncode)
-    measured = _measured([*command, "--json"], stdout=subprocess.PIPE)
+        raise typer.Exit(run(command).returncode)
+    measured = run([*command, "--json"], stdout=subprocess.PIPE)
     if measured.returncode:
         typer.echo(measured.stdout.decode(errors="replace"), err=True)
         fail(f"bench {name} ended with exit code {measured.returncode}", measured.returncode)

@@ -20,6 +20,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from openforge.cli.children import with_us
 from openforge.cli.home import Home
 from openforge.cli.local import SERVICES as SERVICES
 from openforge.cli.supervise import Policy
@@ -141,6 +142,7 @@ async def disturbed(
             stdin=asyncio.subprocess.DEVNULL,
             stdout=log,
             stderr=log,
+            preexec_fn=with_us,
         )
     try:
         yield Disturbed(home, process)

@@ -4,14 +4,13 @@
 of its own without training steps, and prints a table. The episodes are held out and the same for both models.
 """
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import typer
 
+from openforge.cli import children
 from openforge.cli.home import Home
 from openforge.weights.adapters import whole_folder
 
@@ -53,8 +52,7 @@ def _evaluated(run_file: Path, name: str, model: Path | None, episodes: int, ove
     """Held-out success of one model, by a run that only evaluates."""
     settings = (f"run.name={name}", "run.steps=0", f"evaluation.heldout_episodes={episodes}", *overrides)
     settings += (f"model.path={model}",) if model else ()
-    arguments = [argument for setting in settings for argument in ("--set", setting)]
-    subprocess.run((sys.executable, "-m", "openforge.cli", "train", str(run_file), *arguments), check=True, stdout=2)
+    children.train(run_file, settings)
     return float(msgspec.json.decode(Home(name).summary.read_bytes())["success_heldout_before"])
 
 

@@ -5,8 +5,6 @@ Promises: every figure is folded from the run's own streams, but for the CPU tim
 
 import os
 import resource
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +13,7 @@ from statistics import fmean
 import msgspec
 
 from openforge.bus import CAUGHT_UP, Bus
+from openforge.cli import children
 from openforge.cli.bench.schedule import recorded
 from openforge.cli.reach import bus_of
 from openforge.protos import BatchTrained, TrajectoryRetired
@@ -64,9 +63,8 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
 
 def train(run_file: Path, overrides: Sequence[str]) -> Cost:
     """`openforge train` to its end; raises `CalledProcessError`."""
-    arguments = [argument for override in overrides for argument in ("--set", override)]
     began, cpu_s, load = time.monotonic(), _cpu_s(), os.getloadavg()[0]
-    subprocess.run((sys.executable, "-m", "openforge.cli", "train", str(run_file), *arguments), check=True, stdout=2)
+    children.train(run_file, overrides)
     return Cost(wall_s=time.monotonic() - began, cpu_s=_cpu_s() - cpu_s, load=(load, os.getloadavg()[0]))
 
 

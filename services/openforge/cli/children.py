@@ -1,0 +1,30 @@
+"""Commands that a tool runs to their end.
+
+Promises: they end with the tool, however it ends, as by Ctrl-C: with all that they started.
+"""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from openforge.service import die_with_parent
+
+
+def run(
+    command: Sequence[str], *, stdout: int | None = None, check: bool = False
+) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(command, stdout=stdout, check=check, preexec_fn=with_us)
+
+
+def train(run_file: Path, overrides: Sequence[str]) -> None:
+    """`openforge train`, what it prints on standard error; raises `CalledProcessError`."""
+    sets = [argument for override in overrides for argument in ("--set", override)]
+    run((sys.executable, "-m", "openforge.cli", "train", str(run_file), *sets), stdout=2, check=True)
+
+
+def with_us() -> None:
+    """To be run in a child before its program is."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # who starts us in the background may have it ignored
+    die_with_parent(signal.SIGINT)
