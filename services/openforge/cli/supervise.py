@@ -17,8 +17,11 @@ from typing import Literal
 
 import msgspec
 
+from openforge.cli.words import last_words
+
 BAD_SETTINGS = 2
 ZOMBIE = 3
+_LAST_LINES = 3
 
 
 class GaveUp(Exception):
@@ -148,10 +151,9 @@ class Supervised:
             self._on_change(self)
 
     def _last_words(self, exit_code: int, reason: str) -> str:
-        lines = self.spec.log.read_text(errors="replace").splitlines()[-12:]
-        return f"{self.spec.name} ended with exit code {exit_code}: {reason}. Its last words ({self.spec.log}):\n" + (
-            "\n".join(f"  {line[:400]}" for line in lines)
-        )
+        *before, last = last_words(self.spec.log, _LAST_LINES) or ["it said nothing"]
+        said = f"{self.spec.name} ended with exit code {exit_code}: {reason}; it said: {last}"
+        return "\n".join((f"{said} (log {self.spec.log})", *(f"  before that: {line}" for line in before)))
 
 
 class Supervisor:
