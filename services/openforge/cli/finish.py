@@ -7,7 +7,7 @@ from tokenizers import Tokenizer
 
 from openforge.bus import CAUGHT_UP, Bus
 from openforge.cli.home import Home
-from openforge.cli.report import story_of, write_report
+from openforge.cli.report import Story, story_of, write_report
 from openforge.runs import RunConfig
 from openforge.runs.ledger import Ledger, ledger_of
 from openforge.runs.model import model_folder
@@ -28,13 +28,21 @@ async def numbers_now(bus: Bus, config: RunConfig) -> tuple[Summary, Ledger]:
 async def write_summary_and_report(bus: Bus, config: RunConfig, home: Home) -> Summary:
     """Both files, from everything that the streams hold now."""
     numbers, ledger = await numbers_now(bus, config)
+    story = await story_of(bus, config.run.name)
+    try:
+        _write(numbers, ledger, story, config, home)
+    except OSError as error:  # a disk that fills up while a file is written does not say which file
+        error.filename = error.filename or str(home.root)
+        raise
+    return numbers
+
+
+def _write(numbers: Summary, ledger: Ledger, story: Story, config: RunConfig, home: Home) -> None:
     text = msgspec.json.format(msgspec.json.encode(numbers), indent=2)
     scratch = home.summary.with_suffix(".tmp")
     scratch.write_bytes(text + b"\n")
     scratch.replace(home.summary)
-    story = await story_of(bus, config.run.name)
     write_report(story, ledger, msgspec.to_builtins(numbers), decoder(config.model.path), home.report)
-    return numbers
 
 
 def decoder(model: str) -> Callable[[int], str]:

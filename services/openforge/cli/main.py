@@ -1,6 +1,7 @@
 """`openforge`: what a person can do, one module for each command."""
 
 import errno
+import logging
 import sys
 
 import typer
@@ -26,6 +27,7 @@ from openforge.cli import (
 )
 from openforge.cli.conformance import command as conformance_command
 from openforge.cli.evaluate.command import evaluate
+from openforge.cli.words import Words
 
 app = typer.Typer(
     name="openforge",
@@ -71,12 +73,15 @@ _OF_PLACES = {
     errno.EACCES: "name one that you may read and write",
     errno.EPERM: "name one that you may read and write",
     errno.EROFS: "name one that can be written",
+    errno.EIO: "look what ails that disk, or name a place on another",
     errno.ENOSPC: "make room on that disk, or name a place on another",
     errno.EDQUOT: "make room on that disk, or name a place on another",
 }
 
 
 def main() -> None:
+    if logging.lastResort is not None:  # what speaks where nobody has set up logs, on whatever stderr is by then
+        logging.lastResort.setFormatter(Words())
     try:
         app()
     except OSError as error:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -16,8 +17,9 @@ from openforge.bus import Bus, BusSettings
 from openforge.bus.server import NatsServer, ServerConfig, free_port
 from openforge.cli.home import BusAddress, Home
 from openforge.cli.main import app, main
+from openforge.cli.reach import bus_of
 from openforge.models import tiny
-from openforge.protos import RunStopped, StopReason
+from openforge.protos import BatchTrained, RunStopped, StopReason
 from openforge.runs import RunConfig
 
 
@@ -76,18 +78,17 @@ async def openforge(*arguments: str) -> Result:
     return await asyncio.to_thread(CliRunner().invoke, app, list(arguments))
 
 
-async def process(*arguments: str) -> int:
-    """The command as a process of its own; its exit code."""
+async def process(*arguments: str) -> tuple[int, str]:
+    """The command as a process of its own: its exit code, and what it said on standard error."""
     paths = os.pathsep.join(path for path in sys.path if path)
     child = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "openforge.cli",
-        *arguments,
+        *(sys.executable, "-m", "openforge.cli", *arguments),
         stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": paths},
     )
-    return await child.wait()
+    _, said = await child.communicate()
+    return child.returncode or 0, said.decode()
 
 
 async def test_the_ledger_of_a_resting_run_is_read_from_its_own_store(resting: Home) -> None:
@@ -105,6 +106,7 @@ async def test_the_doctor_looks_at_a_run_that_rests(resting: Home) -> None:
     looked = await openforge("doctor", "r", "--no-sandbox", "--json", "--free-mb", "0")
     found = {finding["check"]: finding["state"] for finding in msgspec.json.decode(looked.stdout)}
     assert {"bus": "ok", "streams": "ok", "blobs": "ok", "run": "ok", "credentials": "ok"}.items() <= found.items()
+    assert re.search(r'"said":"nats-server 2\.\d+\.\d+ at nats://', looked.stdout)
     assert resting.address() is None
 
 
@@ -123,8 +125,17 @@ async def test_a_ledger_that_does_not_close_ends_with_1_and_says_why(runs: Path)
     assert "without a verdict" in result.stdout
 
 
+async def test_a_message_that_is_no_fact_is_named_with_its_subject(working: Home) -> None:
+    subject = BatchTrained.subject_for("r", 99)
+    async with bus_of("r") as bus:
+        await bus.link.publish(subject, b"no fact", {})
+    _, said = await process("ledger", "r")
+    assert f"dead letter: undecodable (subject {subject}, sequence " in said
+
+
 async def test_two_commands_on_a_resting_run_take_turns(resting: Home) -> None:
-    assert await asyncio.gather(*(process("ledger", "r", "--json") for _ in range(2))) == [0, 0]
+    ended = await asyncio.gather(*(process("ledger", "r", "--json") for _ in range(2)))
+    assert [code for code, _ in ended] == [0, 0], ended
 
 
 async def test_tail_shows_readable_lines_and_json_and_filters(working: Home) -> None:
@@ -187,6 +198,10 @@ async def test_the_page_of_a_run_is_written_again_from_its_streams(runs: Path, t
     assert "</html>" in Home("r").report.read_text()
     summary = msgspec.json.decode(Home("r").summary.read_bytes())
     assert (summary["steps"], summary["ledger_closes"]) == (2, True)
+    Home("r").summary.with_suffix(".tmp").symlink_to("/dev/full")
+    where = f"[Errno 28] No space left on device: '{Home('r').root}'"
+    full = f"openforge: {where}: make room on that disk, or name a place on another\n"
+    assert await process("report", "r") == (1, full)
 
 
 async def test_a_page_without_the_models_tokenizer_says_what_is_missing(resting: Home) -> None:

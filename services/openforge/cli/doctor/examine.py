@@ -22,7 +22,8 @@ async def examine(deployment: Deployment) -> AsyncIterator[Finding]:
     answering = True
     try:
         async with Bus.connect(deployment.bus, name="doctor") as bus:
-            yield ok("bus", f"nats-server {bus.link.client.connected_server_version} at {deployment.bus.url}")
+            server = bus.link.client.connected_server_version
+            yield ok("bus", f"nats-server {server.major}.{server.minor}.{server.patch} at {deployment.bus.url}")
             async with aclosing(on_bus.findings(deployment, bus)) as findings:
                 async for finding in findings:
                     yield finding
