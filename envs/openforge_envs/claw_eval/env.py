@@ -8,9 +8,8 @@ import os
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
 
-from openforge.env.claw_eval import ClawEvalTools, load_claw_eval_tasks
+from openforge.env.claw_eval import SYSTEM, ClawEvalTools, load_claw_eval_tasks
 from openforge.env.contract import DirectEnv, HarnessKind, TaskTemplate
 from openforge.sandbox.contract import Sandbox
 
@@ -25,5 +24,6 @@ def tasks() -> Sequence[TaskTemplate]:
     return load_claw_eval_tasks(checkout, unsupported="leave out") if checkout else load_claw_eval_tasks(HERE)
 
 
-def create_direct(sandbox: Sandbox, *, harness: str, **options: Any) -> DirectEnv:
-    return ClawEvalTools(sandbox, **options)
+def create_direct(sandbox: Sandbox, *, harness: str, system: str = SYSTEM) -> DirectEnv:
+    """`system` replaces the first message."""
+    return ClawEvalTools(sandbox, system=system)

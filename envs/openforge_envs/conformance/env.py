@@ -9,7 +9,6 @@ import re
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -45,10 +44,8 @@ def tasks() -> Sequence[TaskTemplate]:
     return [Job(job, harness.name, scenario) for harness in ALL for scenario in harness.scenarios]
 
 
-def create_command(
-    *, harness: str, instruction: str, llm_args: LlmArgs, context: int = 32768, **_: Any
-) -> CommandAgent:
-    """`options`: `context` is the window that the harness is told. Raises `ValueError`."""
+def create_command(*, harness: str, instruction: str, llm_args: LlmArgs, context: int = 32768) -> CommandAgent:
+    """`context` is the window that the harness is told. Raises `ValueError`."""
     marked = _MARKED.search(instruction)
     launch = Launch(
         base_url=llm_args.base_url.removesuffix("/v1"),

@@ -25,11 +25,11 @@ def tasks() -> Sequence[TaskTemplate]:
     return load_tasks(HERE / "tasks")
 
 
-def create_env(sandbox: Sandbox, *, harness: str, **options: Any) -> PipelineEnv:
-    return Letters(sandbox, **options)
+def create_env(sandbox: Sandbox, *, harness: str) -> PipelineEnv:
+    return Letters(sandbox)
 
 
-def create_command(*, harness: str, instruction: str, llm_args: LlmArgs, **options: Any) -> CommandAgent:
+def create_command(*, harness: str, instruction: str, llm_args: LlmArgs) -> CommandAgent:
     script = "/tmp/harness/letters_script.py"
     folders = {folder for folder in (sys.prefix, sys.base_prefix) if not Path(folder).is_relative_to("/usr")}
     return CommandAgent(

@@ -3,7 +3,9 @@
 import importlib
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from openforge.env.contract import CommandAgent, HarnessKind, LlmArgs, PipelineEnv, TaskTemplate
 from openforge.env.layout import load_tasks
@@ -14,6 +16,7 @@ from openforge_envs.shell.mini import MiniPipeline
 from openforge_envs.shell.words import TASKS
 
 HARNESSES: dict[str, HarnessKind] = {"mini-swe-agent": "pipeline", "mini": "command", "openai-script": "command"}
+AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
 
 
 @cache
@@ -21,11 +24,13 @@ def tasks() -> Sequence[TaskTemplate]:
     return [ShellTask(folder) for folder in load_tasks(TASKS)]
 
 
-def create_env(sandbox: Sandbox, *, harness: str, **options: Any) -> PipelineEnv:
-    """`options`: `config` names a file of `harness/`, `step_limit` overrides its limit."""
+def create_env(
+    sandbox: Sandbox, *, harness: str, config: str = "one_reply", step_limit: AtLeastOne | None = None
+) -> PipelineEnv:
+    """`config` names a file of `harness/`, `step_limit` overrides its limit."""
     if harness != "mini-swe-agent":
         raise ValueError(f"environment.harness = {harness!r} is no pipeline here: use mini-swe-agent")
-    return MiniPipeline(sandbox, **options)
+    return MiniPipeline(sandbox, config=config, step_limit=step_limit)
 
 
 def warm_up() -> None:
@@ -33,8 +38,19 @@ def warm_up() -> None:
     importlib.import_module("openforge_envs.shell.mini_episode")
 
 
-def create_command(*, harness: str, instruction: str, llm_args: LlmArgs, **options: Any) -> CommandAgent:
-    """`options`: for `mini` the same as above, for `openai-script` its `turns`."""
+def create_command(
+    *,
+    harness: str,
+    instruction: str,
+    llm_args: LlmArgs,
+    config: str | None = None,
+    step_limit: AtLeastOne | None = None,
+    turns: AtLeastOne | None = None,
+    tools: bool | None = None,
+) -> CommandAgent:
+    """For `mini` the same as above, for `openai-script` its `turns` and whether it has `tools`."""
+    asked = {"config": config, "step_limit": step_limit, "turns": turns, "tools": tools}
+    options: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
     match harness:
         case "mini":
             return mini_command(instruction, llm_args, **options)

@@ -7,13 +7,14 @@ its contract is refused before anything runs; drawing the same reference twice g
 import importlib
 import importlib.metadata
 import importlib.util
+import inspect
 import sys
 from collections.abc import Hashable, Sequence
 from functools import cache, lru_cache
 from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
-from typing import cast
+from typing import Any, cast, get_type_hints
 
 from openforge.env.contract import BadTask, EnvironmentModule, TaskInstance, TaskTemplate
 from openforge.env.foreign import refused_as
@@ -23,6 +24,7 @@ ENTRY_POINTS = "openforge.envs"
 PACKAGE = "openforge_envs"
 
 _NEEDED_BY_KIND = {"pipeline": "create_env", "command": "create_command", "direct": "create_direct"}
+_GIVEN = ("sandbox", "harness", "instruction", "llm_args")  # what is no option
 
 
 class NoSuchEnvironment(LookupError):
@@ -63,6 +65,22 @@ def select(module: EnvironmentModule, ids: Sequence[str]) -> list[TaskTemplate]:
     if not ids:
         return list(templates.values())
     return [_template(module, task) for task in ids]
+
+
+def options_of(module: EnvironmentModule, harness: str) -> dict[str, Any] | None:
+    """Name and type of each option that the environment takes for a harness; None where it takes any (`**options`)."""
+    kind = module.HARNESSES[harness]
+    create = getattr(module, _NEEDED_BY_KIND[kind])
+    parameters = inspect.signature(create).parameters.values()
+    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters):
+        return None
+    try:
+        types = get_type_hints(create, include_extras=True)
+    except NameError:  # of what the author imports for type checkers alone
+        types = {}
+    names = [one.name for one in parameters if one.name not in _GIVEN]
+    of_our_loop = {"turns": int} if kind == "direct" else {}
+    return {name: types.get(name, Any) for name in names} | of_our_loop
 
 
 def draw(module: EnvironmentModule, ref: TaskRef) -> TaskInstance:

@@ -6,16 +6,16 @@ Promises: every problem is one sentence that names the field, its value and the 
 import difflib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
 
-from openforge.env.contract import BadTask
-from openforge.env.registry import BadEnvironment, NoSuchEnvironment, load_environment, select
+from openforge.env.contract import BadTask, EnvironmentModule
+from openforge.env.registry import BadEnvironment, NoSuchEnvironment, load_environment, options_of, select
 from openforge.protos import BadKey, token
 from openforge.runs.algorithm_rules import algorithm_problems
-from openforge.runs.config import RunConfig
+from openforge.runs.config import LimitsSection, RunConfig
 
 # The least allowed value, and why or what to write instead.
 _LEAST: dict[str, tuple[float, str]] = {
@@ -31,6 +31,7 @@ _LEAST: dict[str, tuple[float, str]] = {
     "environment.limits.turns": (1, "one model call is the least"),
     "environment.limits.memory_mb": (16, "a shell needs about as much"),
     "environment.limits.pids": (4, "a shell with a pipe needs about as many"),
+    "environment.limits.cpus": (0.01, "the share of cores of one sandbox: kernels and container engines take no less"),
     "environment.limits.disk_mb": (1, "the agent must be able to write"),
     "pacing.groups_per_step": (1, "a batch needs a group"),
     "pacing.groups_per_step_most": (0, "0 means always pacing.groups_per_step"),
@@ -77,7 +78,6 @@ _ABOVE_ZERO: dict[str, str] = {
     "sampling.temperature": "greedy answers have no log-probs to learn from; 0.7 or 1.0 are usual",
     "sampling.top_p": "1.0 means no such limit",
     "environment.limits.timeout_s": "the wall clock of one attempt in seconds",
-    "environment.limits.cpus": "the share of cores of one sandbox, 1.0 for example",
     "pacing.wait_timeout_s": "the seconds one group may keep a batch waiting",
     "algorithm.advantage_eps": "it keeps the division by the spread finite; 1e-6 is usual",
     "algorithm.ratio_cap": "2.0 is usual",
@@ -133,8 +133,11 @@ def environment_problems(config: RunConfig) -> list[str]:
     asked = config.environment
     try:
         module = load_environment(asked.name)
+    except (NoSuchEnvironment, BadEnvironment) as error:  # "environment = 'its name' ..."
+        return [f"environment.name{str(error).removeprefix('environment')}"]
+    try:
         known = [template.id for template in select(module, ())]
-    except (NoSuchEnvironment, BadEnvironment, BadTask) as error:
+    except (BadEnvironment, BadTask) as error:
         return [f"environment.name = {shown(asked.name)} cannot be used: {error}"]
     problems = []
     named = [
@@ -144,7 +147,29 @@ def environment_problems(config: RunConfig) -> list[str]:
     known_harnesses = list(module.HARNESSES)
     problems += [_not_among(path, name, known_harnesses) for path, name in named if name not in known_harnesses]
     problems += [_not_among("environment.tasks", task, known) for task in asked.tasks if task not in known]
+    compared = [h for h in config.evaluation.harnesses if h not in config.evaluation.harness_options]
+    given = [("environment.options", h, asked.options) for h in dict.fromkeys((asked.harness, *compared))]
+    given += [(f"evaluation.harness_options.{h}", h, of_h) for h, of_h in config.evaluation.harness_options.items()]
+    for path, harness, options in given:
+        if harness in known_harnesses:
+            problems += _of_options(module, path, harness, options)
     return problems
+
+
+def _of_options(module: EnvironmentModule, path: str, harness: str, options: Mapping[str, Any]) -> Iterator[str]:
+    if (known := options_of(module, harness)) is None:
+        return
+    for name, value in options.items():
+        if name not in known:
+            write = f"write one of {', '.join(sorted(known))}" if known else "leave it out, there is none"
+            in_limits = name in LimitsSection.__struct_fields__
+            way_out = f"write environment.limits.{name}" if in_limits else write
+            yield f"{path}.{name} = {shown(value)} is no option of harness {shown(harness)}: {way_out}"
+            continue
+        try:
+            msgspec.convert(value, known[name])
+        except msgspec.ValidationError as error:
+            yield f"{path}.{name} = {shown(value)} is not what harness {shown(harness)} takes: {error}"
 
 
 def _not_among(path: str, value: str, known: list[str]) -> str:

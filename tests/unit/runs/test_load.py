@@ -120,7 +120,9 @@ def test_missing_fields_say_where_to_write_them(folder: Path) -> None:
         ("run.steps=0", "the run would do nothing"),
         ("environment.harness=word", 'environment.harness = "word" is not in this environment: did you mean "words"?'),
         ("environment.tasks=['tuch']", 'environment.tasks = "tuch" is not in this environment: did you mean "touch"?'),
-        ("environment.name=nowhere", 'environment.name = "nowhere" cannot be used: '),
+        ("environment.name=nowhere", "environment.name = 'nowhere' is not installed: use one of "),
+        ("environment.limits.cpus=1e-7", "environment.limits.cpus = 1e-07 is too small: write 0.01 or more"),
+        ("environment.limits.memory_mb=1", "environment.limits.memory_mb = 1 is too small: write 16 or more"),
         ("run=3", "--set run=3: write section.field=value"),
         ("run.steps.deep=3", "--set run.steps.deep=3: steps is a value, not a section"),
         ("run.steps=nan", "run.steps = nan is not a whole number"),
@@ -300,6 +302,36 @@ def test_another_place_for_weights_is_refused_with_those_that_there_are(folder: 
     said = problems(folder, "", f"weights.store={store}")
     assert f'weights.store = "{store}" is no place for weights' in said
     assert '"s3://bucket/prefix", or "nats"' in said
+
+
+@pytest.mark.parametrize(
+    ("harness", "options", "said"),
+    [
+        ("mini-swe-agent", "{cpus=1e-7}", "write environment.limits.cpus"),
+        (
+            "mini-swe-agent",
+            "{steps=3}",
+            'environment.options.steps = 3 is no option of harness "mini-swe-agent": write ',
+        ),
+        ("mini-swe-agent", "{step_limit=0}", "environment.options.step_limit = 0 is not what harness"),
+        ("mini", "{step_limit='x'}", 'environment.options.step_limit = "x" is not what harness "mini" takes: Expected'),
+        ("openai-script", "{turns=0}", "environment.options.turns = 0 is not what harness"),
+    ],
+)
+def test_an_option_that_the_environment_does_not_take_is_refused(
+    folder: Path, harness: str, options: str, said: str
+) -> None:
+    shell = ("environment.name=shell", f"environment.harness={harness}")
+    assert said in problems(folder, "", *shell, f"environment.options={options}")
+    taken = load_run_file(folder / "run.toml", [*shell, "environment.options={}"])
+    assert taken.environment.options == {}
+
+
+def test_options_of_a_compared_harness_are_checked_too_and_our_loop_takes_turns(folder: Path) -> None:
+    compared = ("environment.name=claw_eval", "environment.harness=react", "evaluation.harnesses=['react']")
+    said = problems(folder, "", *compared, "evaluation.harness_options={react={sistem='x'}}")
+    assert 'evaluation.harness_options.react.sistem = "x" is no option of harness "react": write one of ' in said
+    load_run_file(folder / "run.toml", [*compared, "evaluation.harness_options={react={system='x', turns=3}}"])
 
 
 def test_tasks_that_cannot_be_read_are_a_problem_of_the_environment(folder: Path) -> None:

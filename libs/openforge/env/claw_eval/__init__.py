@@ -6,7 +6,7 @@ def tasks(): return load_claw_eval_tasks(CHECKOUT)
 def create_direct(sandbox, *, harness, **options): return ClawEvalTools(sandbox, **options)
 """
 
-from openforge.env.claw_eval.agent import ClawEvalTools
+from openforge.env.claw_eval.agent import SYSTEM, ClawEvalTools
 from openforge.env.claw_eval.loader import ClawEvalTask, load_claw_eval_tasks
 
-__all__ = ["ClawEvalTask", "ClawEvalTools", "load_claw_eval_tasks"]
+__all__ = ["SYSTEM", "ClawEvalTask", "ClawEvalTools", "load_claw_eval_tasks"]

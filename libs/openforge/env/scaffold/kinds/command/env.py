@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from openforge.env.contract import CommandAgent, HarnessKind, LlmArgs, TaskTemplate
 from openforge.env.layout import load_tasks
@@ -20,7 +19,7 @@ def tasks() -> Sequence[TaskTemplate]:
     return load_tasks(HERE / "tasks")
 
 
-def create_command(*, harness: str, instruction: str, llm_args: LlmArgs, **options: Any) -> CommandAgent:
+def create_command(*, harness: str, instruction: str, llm_args: LlmArgs, turns: int = 4) -> CommandAgent:
     """The program that runs in the sandbox. Replace it with any agent that speaks Chat Completions."""
     return CommandAgent(
         argv=("python3", AGENT, instruction),
@@ -28,7 +27,7 @@ def create_command(*, harness: str, instruction: str, llm_args: LlmArgs, **optio
             "LLM_BASE_URL": llm_args.base_url,
             "LLM_API_KEY": llm_args.api_key,
             "LLM_MODEL": llm_args.model,
-            "AGENT_TURNS": str(options.get("turns", 4)),
+            "AGENT_TURNS": str(turns),
         },
         files={AGENT: (HERE / "agent.py").read_bytes()},
     )

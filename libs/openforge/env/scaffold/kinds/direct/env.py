@@ -30,7 +30,7 @@ def tasks() -> Sequence[TaskTemplate]:
     return load_tasks(HERE / "tasks")
 
 
-def create_direct(sandbox: Sandbox, *, harness: str, **options: Any) -> DirectEnv:
+def create_direct(sandbox: Sandbox, *, harness: str) -> DirectEnv:
     return Shell(sandbox)
 
 

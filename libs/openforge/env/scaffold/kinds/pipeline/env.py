@@ -25,8 +25,8 @@ def tasks() -> Sequence[TaskTemplate]:
     return load_tasks(HERE / "tasks")
 
 
-def create_env(sandbox: Sandbox, *, harness: str, **options: Any) -> PipelineEnv:
-    return Agent(sandbox, turns=int(options.get("turns", 4)))
+def create_env(sandbox: Sandbox, *, harness: str, turns: int = 4) -> PipelineEnv:
+    return Agent(sandbox, turns=turns)
 
 
 class Agent:
