@@ -14,6 +14,7 @@ from credentials_world import World, world_at
 from fact_examples import DEAD_LETTER, FACTS, RUN
 from manifests import rendered
 from pods import cluster
+from s3_server import BUCKET, S3Server
 
 from openforge.bus import Bus, BusSettings
 from openforge.bus.permissions import OPERATOR
@@ -22,7 +23,7 @@ from openforge.bus.settings import StreamLimits
 from openforge.cli.doctor import Deployment, Finding, examine
 from openforge.protos import RunSubmitted
 from openforge.runs import RunConfig, canonical
-from openforge.runs.config import EnvironmentSection, ModelSection, RunSection
+from openforge.runs.config import EnvironmentSection, ModelSection, RunSection, WeightsSection
 from openforge.service import HealthState
 
 
@@ -195,6 +196,33 @@ async def test_sandboxes_are_tried_on_the_runtime_that_the_run_asks_for(world: W
     assert (
         "environment.runtime = 'runsc': sandboxes of driver process share this host's kernel" in found["sandbox"].said
     )
+
+
+async def test_a_bucket_for_weights_is_tried(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    s3 = S3Server(tmp_path / "s3")
+    s3.start()
+    try:
+        for bucket, who, state, said in (
+            (BUCKET, "learner", "ok", "takes and lists objects"),
+            (BUCKET, "engine", "fault", "these credentials may not write there"),
+            ("nowhere", "operator", "fault", "there is no bucket 'nowhere'"),
+        ):
+            config = RunConfig(
+                run=RunSection(name=who, steps=1),
+                model=ModelSection(path="/m"),
+                environment=EnvironmentSection(name="letters", harness="letters"),
+                weights=WeightsSection(store=f"s3://{bucket}/doctor"),
+            )
+            text, digest = canonical(config)
+            async with world.bus(OPERATOR) as bus:
+                await bus.tell(RunSubmitted(run=who, generation=0, config=text, config_digest=digest))
+            for name, value in s3.env(who).items():
+                monkeypatch.setenv(name, value)
+            findings = [finding async for finding in examine(deployment(world, run=who)) if finding.check == "weights"]
+            assert [(finding.state, said in finding.said) for finding in findings] == [(state, True)], findings
+            assert (state == "ok") != ("AWS_ACCESS_KEY_ID" in findings[0].remedy)
+    finally:
+        s3.stop()
 
 
 async def test_a_clock_that_is_wrong(world: World) -> None:

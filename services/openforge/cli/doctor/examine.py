@@ -31,6 +31,8 @@ async def examine(deployment: Deployment) -> AsyncIterator[Finding]:
                 try:
                     config, published = await on_bus.known_of(bus, deployment.run)
                     yield on_bus.run_finding(deployment.run, config)
+                    if config is not None:
+                        yield await on_bus.weights(bus, config)
                 except Undecodable as error:
                     yield fault("run", f"a fact of it cannot be read: {error}", _UNREADABLE)
                 except (APIError, Denied) as error:

@@ -21,11 +21,18 @@ from openforge.cli.doctor.finding import Finding, fault, ok, skipped
 from openforge.protos import KEY_BUCKET, PolicyPublished, RunSubmitted
 from openforge.runs import RunConfig
 from openforge.runs.load import config_of
+from openforge.weights.objects import StoreBroken, StoreRefused
+from openforge.weights.stores import store_at
 
 _NEARLY_FULL = 0.9
 _PATIENCE_S = 8.0
 _INFO = "$JS.API.STREAM.INFO."
 _USERS = "include users.conf within `authorization { }` of the server's configuration and reload it (SIGHUP)"
+
+_BUCKET = (
+    "mend weights.store of the run file, or give the doctor the learner's AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, "
+    "AWS_REGION and AWS_ENDPOINT_URL"
+)
 
 T = TypeVar("T")
 
@@ -180,6 +187,21 @@ async def _blobs(bus: Bus, deployment: Deployment, *, whole: bool) -> Finding:
             "or unset it for the bus's own store",
         )
     return ok("blobs", f"{where} takes and gives")
+
+
+async def weights(bus: Bus, config: RunConfig) -> Finding:
+    """A bucket, tried as the learner does before it publishes: an object put and removed, and what is there listed."""
+    where = config.weights.store
+    if not where.startswith("s3://"):
+        return skipped("weights", f"weights.store = {where!r} is no bucket")
+    try:
+        async with asyncio.timeout(_PATIENCE_S):
+            await store_at(where, config.run.name, Path(), bus.weights).check()
+    except TimeoutError:
+        return fault("weights", f"no answer from {where} within {_PATIENCE_S:g} s", _BUCKET)
+    except (StoreRefused, StoreBroken) as error:
+        return fault("weights", str(error), _BUCKET)
+    return ok("weights", f"{where} takes and lists objects")
 
 
 async def _dead_letters(bus: Bus, run: str) -> Finding:
