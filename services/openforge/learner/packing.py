@@ -29,7 +29,8 @@ class TrainSequence(msgspec.Struct, frozen=True, kw_only=True):
     """T ids of which the K at positions `at_K` are trained. `weight` is the share of each of them in the loss.
 
     `reward` is its episode's, for a critic. `part` is the mini-batch it belongs to. `images` are those of
-    `openforge.protos.Sequence`, `routing` says through which experts its tokens went, for backends that take them.
+    `openforge.protos.Sequence`, `routing` says through which experts its tokens before the last trained one went, for
+    backends that take them.
     """
 
     ids_T: list[int]

@@ -29,11 +29,15 @@ Known = tuple[tuple[BlobRef, Span], ...]
 
 
 class Mixture(msgspec.Struct, frozen=True):
-    """What a model has of experts: each token goes through `per_token` of `experts` in each of its `layers`."""
+    """What a model has of experts: each token goes through `per_token` of `experts` in each of its `layers`.
+
+    `whole`: its backend replays a sequence or leaves it to the routers, and never single tokens of one.
+    """
 
     layers: int
     experts: int
     per_token: int
+    whole: bool = False
 
 
 class Routing(msgspec.Struct, frozen=True):
@@ -56,15 +60,18 @@ class Replay(msgspec.Struct, frozen=True):
     files: Mapping[str, bytes]
 
     def laid(self, length: int, known: Known) -> Routing | None:
-        """None where nothing is known of any of the `length` tokens."""
+        """Of the first `length` tokens; None where nothing is known of any of them, or where wholes alone are replayed
+        and nothing is known of one."""
         import numpy as np
 
         rows = np.full((length, self.mixture.layers, self.mixture.per_token), NONE, np.int16)
         for ref, span in known:
             told = _told(self.files[ref.digest], self.mixture)
             if told is not None and len(told) >= span.length:
-                _fill(rows, np.arange(span.start, span.start + span.length), told[: span.length])
-        if not (rows[:, 0, 0] != NONE).any():
+                within = max(0, min(span.length, length - span.start))
+                _fill(rows, np.arange(span.start, span.start + within), told[:within])
+        known_T = rows[:, 0, 0] != NONE
+        if not known_T.any() or (self.mixture.whole and not known_T.all()):
             return None
         return Routing(rows.tobytes(), self.mixture.layers, self.mixture.per_token)
 
@@ -99,7 +106,7 @@ def replayed_share(routings: Iterable[tuple[Routing | None, int]]) -> float:
     known = total = 0
     for routing, length in routings:
         total += length
-        known += 0 if routing is None else int((routing.rows()[:length, 0, 0] != NONE).sum())
+        known += 0 if routing is None else int((routing.rows()[:, 0, 0] != NONE).sum())
     return known / total if total else 0.0
 
 

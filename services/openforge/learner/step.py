@@ -83,7 +83,7 @@ def step_of(batch: Batch, algorithm: AlgorithmSection, vocabulary: int, replay: 
     weights = _weights(drafts, algorithm)
     if batch.group_size:
         weights = _completed(weights, drafts, completion_E)
-    routings = [replay.laid(len(draft.tokens.ids_T), draft.tokens.known) if replay else None for draft in drafts]
+    routings = [replay.laid(_forwarded(draft), draft.tokens.known) if replay else None for draft in drafts]
     return Step(
         sequences=tuple(
             TrainSequence(
@@ -125,8 +125,12 @@ def _tokens_of(member: TrajectoryVerified, oldest_allowed: int, vocabulary: int)
 
 def _replayed(drafts: Sequence[_Draft], routings: Sequence[Routing | None]) -> float:
     """The share of the tokens that are forwarded whose experts are known."""
-    forwarded = (draft.tokens.at_K[-1] if draft.tokens.at_K else 0 for draft in drafts)
-    return replayed_share(zip(routings, forwarded, strict=True))
+    return replayed_share(zip(routings, map(_forwarded, drafts), strict=True))
+
+
+def _forwarded(draft: _Draft) -> int:
+    """How many tokens something is predicted from: those before the last that is trained."""
+    return draft.tokens.at_K[-1] if draft.tokens.at_K else 0
 
 
 def _weights(drafts: Sequence[_Draft], algorithm: AlgorithmSection) -> list[float]:

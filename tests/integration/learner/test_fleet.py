@@ -121,7 +121,7 @@ def test_a_rank_is_told_of_the_experts_of_its_own_rows_and_of_no_others(tmp_path
     assert all(one.routing is not None for one in sequences)
     assert all(one.routing is None for one in without_routing(sequences)), "nothing of it goes to everyone"
     rows = pack(sequences, 28)
-    dealt = deals(rows, 2)
+    dealt = deals(rows, range(2))
     assert [len(own) for own in dealt] == [3, 3]
     for rank, own in enumerate(dealt):
         rows_of_rank = share(rows, rank, 2)
@@ -129,6 +129,9 @@ def test_a_rank_is_told_of_the_experts_of_its_own_rows_and_of_no_others(tmp_path
     told = [routing for own in dealt for routing in own if routing is not None]
     assert len(told) == len(rows) == 5
     assert all(any(routing is row.routing for routing in told) for row in rows)
+    assert deals(rows, [0, 0, 1, 1]) == [dealt[0], dealt[0], dealt[1], dealt[1]], (
+        "two ranks compute each model together"
+    )
 
 
 @pytest.mark.heavy

@@ -28,7 +28,7 @@ from openforge.learner.publisher import Publisher
 from openforge.learner.routing import NONE, Mixture, Replay, Routing
 from openforge.learner.step import Step, batch_of, step_of
 from openforge.learner.trajectories import header_of
-from openforge.protos import Span, TrajectoryVerified
+from openforge.protos import Span, TrajectoryVerified, pack_logprobs, unpack_logprobs
 from openforge.runs import RunConfig
 
 HERE = Mixture(layers=2, experts=EXPERTS, per_token=2)
@@ -213,6 +213,35 @@ def test_what_tells_of_another_model_or_of_too_few_tokens_is_not_replayed(
         assert made.routing is not None
         assert (made.routing.rows()[:10] == rows[:10]).all()
         assert (made.routing.rows()[10:] == NONE).all()
+
+
+def test_a_backend_of_wholes_replays_no_sequence_of_which_a_token_is_unknown_that_comes_before_its_last_trained_one(
+    config: RunConfig, group: tuple[list[TrajectoryVerified], dict[str, bytes]]
+) -> None:
+    members, files = group
+    whole = msgspec.structs.replace(HERE, whole=True)
+    made = _step(config, members, files, whole)
+    assert all(one.routing is not None and len(one.routing.rows()) == one.at_K[-1] for one in made.sequences)
+    assert made.metrics["routing_replayed"] == 1.0, "the last token sampled is never computed"
+    (sequence,) = members[0].sequences
+    (at,) = sequence.routed_at
+    for missing, replayed in ((Span(0, at.length - 1), False), (Span(1, at.length - 1), False), (at, True)):
+        told = msgspec.structs.replace(members[0], sequences=(msgspec.structs.replace(sequence, routed_at=(missing,)),))
+        made = _step(config, [told, *members[1:]], files, whole)
+        assert [one.routing is not None for one in made.sequences] == [replayed, True, True, True]
+        assert made.metrics["routing_replayed"] == pytest.approx(1.0 if replayed else 0.75)
+    earlier = msgspec.structs.replace(sequence.versions[0], length=sequence.versions[0].length - 3)
+    shorter = msgspec.structs.replace(
+        sequence,
+        loss=(Span(earlier.start, earlier.length),),
+        logprobs=pack_logprobs(unpack_logprobs(sequence.logprobs)[:-3]),
+        versions=(earlier,),
+        routed_at=(Span(0, at.length - 3),),
+    )
+    told = msgspec.structs.replace(members[0], sequences=(shorter,))
+    assert _step(config, [told, *members[1:]], files, whole).metrics["routing_replayed"] == 1.0, (
+        "what follows is context"
+    )
 
 
 def test_spans_that_lie_outside_make_a_trajectory_unsound(

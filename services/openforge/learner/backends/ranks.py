@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 import torch
@@ -19,6 +19,12 @@ from openforge.learner.packing import HasTokens, Row, cost
 from openforge.learner.routing import Routing
 
 RowT = TypeVar("RowT", bound=HasTokens)
+
+
+class HasRouting(HasTokens, Protocol):
+    @property
+    def routing(self) -> Routing | None: ...
+
 
 PAIR_COST = 3e-4
 """What attending to one token costs, in units of a token's other work; about right from 100M to 10B."""
@@ -71,22 +77,28 @@ def balanced(rows: Sequence[RowT], world_size: int) -> list[list[RowT]]:
 
 
 def with_routing(rows: Sequence[Row]) -> list[tuple[Row, float]]:
-    """This rank's share of rows whose experts rank 0 alone knows: it tells each rank of those that it trains."""
+    """This rank's share of rows whose experts rank 0 alone knows."""
     own = share(rows, rank(), world())
+    told = dealt(rows, range(world()))
+    return [(msgspec.structs.replace(row, routing=one), part) for (row, part), one in zip(own, told, strict=True)]
+
+
+def dealt(rows: Sequence[HasRouting], share_R: Sequence[int]) -> list[Routing | None]:
+    """What the rows of this rank's share go through: rank 0, which alone knows, tells each rank of its own.
+
+    `share_R` says which share is each rank's: those that compute one model together have the same."""
     if world() == 1:
-        return own
+        return deals(rows, share_R)[0]
     told: list[list[Routing | None]] = [[]]
-    dist.scatter_object_list(told, deals(rows, world()) if rank() == 0 else None)
-    return [
-        (msgspec.structs.replace(row, routing=routing), part) for (row, part), routing in zip(own, told[0], strict=True)
-    ]
+    dist.scatter_object_list(told, deals(rows, share_R) if rank() == 0 else None)
+    return told[0]
 
 
-def deals(rows: Sequence[Row], world_size: int) -> list[list[Routing | None]]:
+def deals(rows: Sequence[HasRouting], share_R: Sequence[int]) -> list[list[Routing | None]]:
     """For each rank what its rows go through; a row that only fills its share up goes through what it likes."""
-    return [
-        [row.routing if part else None for row, part in share(rows, each, world_size)] for each in range(world_size)
-    ]
+    shares = max(share_R) + 1
+    parts = [[row.routing if part else None for row, part in share(rows, each, shares)] for each in range(shares)]
+    return [parts[each] for each in share_R]
 
 
 def reduce_gradients(policy: Any, last: bool) -> None:

@@ -32,7 +32,7 @@ from openforge.learner.objective import (
     token_losses,
 )
 from openforge.learner.packing import TrainSequence
-from openforge.learner.routing import Mixture
+from openforge.learner.routing import Mixture, Routing
 from openforge.runs import RunConfig
 from openforge.runs.config import AlgorithmSection
 
@@ -53,7 +53,6 @@ class VerlBackend:
     """One rank's share. Every public method is a collective: all ranks call it, in the same order."""
 
     takes: frozenset[str] = frozenset()
-    mixture: Mixture | None = None
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
@@ -66,8 +65,10 @@ class VerlBackend:
         if not on_cpu:
             torch.cuda.set_device(ranks.local_rank())
         self._on_cpu = on_cpu
-        self._engine = self._made()
-        self._reference = self._made() if needs_reference(self.algorithm) else None
+        self._engine = self._made(replays=self.settings.routing_replay)
+        self.mixture: Mixture | None = self._engine.mixture
+        self._copy_R = self._copies() if self.mixture is not None else []
+        self._reference = self._made(replays=False) if needs_reference(self.algorithm) else None
         self._names = loading.parameter_names(config.model.path)
         self._plain: Any = None
         self.vocabulary = int(self._engine.model_config.hf_config.get_text_config().vocab_size)
@@ -90,7 +91,7 @@ class VerlBackend:
         return sums.stats(grad_norm=sum(norms) / len(norms), learning_rate=rate)
 
     def logprobs(self, sequences: Sequence[TrainSequence]) -> list[list[float]]:
-        return self._logprobs(self._engine, sequences)
+        return self._logprobs(self._engine, sequences, self._share(sequences))
 
     def export(self) -> Mapping[str, Tensor]:
         return {name: parameter.to(torch.float32) for name, parameter in self._told().items()}
@@ -147,35 +148,41 @@ class VerlBackend:
             "and begin a run of another name with model.path = OUT."
         )
 
-    def _made(self) -> Engine:
-        return Engine(
-            self.config.model.path, self.settings, self.options, on_cpu=self._on_cpu, seed=self.config.run.seed
-        )
+    def _made(self, replays: bool) -> Engine:
+        path, seed = self.config.model.path, self.config.run.seed
+        return Engine(path, self.settings, self.options, on_cpu=self._on_cpu, seed=seed, replays=replays)
+
+    def _copies(self) -> list[int]:
+        """For each rank the copy of the model that it is of: all ranks of one copy compute the same samples."""
+        found = [0] * ranks.world()
+        dist.all_gather_object(found, self._engine.copy)
+        return found
 
     def _samples(self, sequences: Sequence[TrainSequence]) -> list[Sample]:
         """This rank's share of a mini-batch, with all that has to be known before the first step."""
-        proximal = self._logprobs(self._engine, sequences) if needs_proximal(self.algorithm) else None
-        reference = self._logprobs(self._reference, sequences) if self._reference is not None else None
+        own = self._share(sequences)
+        proximal = self._logprobs(self._engine, sequences, own) if needs_proximal(self.algorithm) else None
+        reference = self._logprobs(self._reference, sequences, own) if self._reference is not None else None
         known = {
             name: values for name, values in (("proximal", proximal), ("reference", reference)) if values is not None
         }
         return [
-            _sample(sequences[index], {name: values[index] for name, values in known.items()}, share)
-            for index, share in self._share(sequences)
-        ] or [_sample(NOTHING, {name: [0.0] for name in known}, 0.0)]
+            _sample(sequences[one.number], {name: values[one.number] for name, values in known.items()}, one)
+            for one in own
+        ] or [_sample(NOTHING, {name: [0.0] for name in known}, _NOBODYS)]
 
-    def _share(self, sequences: Sequence[TrainSequence]) -> list[tuple[int, float]]:
+    def _share(self, sequences: Sequence[TrainSequence]) -> list[_Own]:
         """Which sequences are this rank's: as many on each, some of them forwarded for company with weight 0."""
-        numbered = [_Numbered(index, one.ids_T) for index, one in enumerate(sequences) if one.at_K]
+        numbered = [_Numbered(index, one.ids_T, one.routing) for index, one in enumerate(sequences) if one.at_K]
         own = ranks.share(numbered, self._engine.copy, self._engine.copies)
-        return [(one.number, share) for one, share in own]
+        routings = [None] * len(own) if self.mixture is None else ranks.dealt(numbered, self._copy_R)
+        return [_Own(one.number, share, routing) for (one, share), routing in zip(own, routings, strict=True)]
 
-    def _logprobs(self, engine: Engine, sequences: Sequence[TrainSequence]) -> list[list[float]]:
+    def _logprobs(self, engine: Engine, sequences: Sequence[TrainSequence], own: Sequence[_Own]) -> list[list[float]]:
         """Known on every rank."""
-        own = self._share(sequences)
-        samples = [_sample(sequences[index], {}, share) for index, share in own] or [_sample(NOTHING, {}, 0.0)]
+        samples = [_sample(sequences[one.number], {}, one) for one in own] or [_sample(NOTHING, {}, _NOBODYS)]
         told = engine.logprobs(samples)
-        mine = {index: values for (index, share), values in zip(own, told, strict=False) if share}
+        mine = {one.number: values for one, values in zip(own, told, strict=False) if one.share}
         gathered: list[dict[int, list[float]]] = [{} for _ in range(ranks.world())]
         dist.all_gather_object(gathered, mine)
         everyone = {index: values for part in gathered for index, values in part.items()}
@@ -211,12 +218,24 @@ class RowLoss:
 class _Numbered(NamedTuple):
     number: int
     ids_T: list[int]
+    routing: Routing | None
 
 
-def _sample(sequence: TrainSequence, known: Mapping[str, Sequence[float]], share: float) -> Sample:
+class _Own(NamedTuple):
+    """A sequence of this rank's, and the experts that it was sampled through; of `share` 0 it is for company."""
+
+    number: int
+    share: float
+    routing: Routing | None
+
+
+_NOBODYS = _Own(0, 0.0, None)
+
+
+def _sample(sequence: TrainSequence, known: Mapping[str, Sequence[float]], own: _Own) -> Sample:
     """Up to the last token that is trained; place t predicts token t+1. Of share 0 nothing is trained."""
     length = sequence.at_K[-1] + 1
-    places = [position - 1 for position in sequence.at_K] if share else []
+    places = [position - 1 for position in sequence.at_K] if own.share else []
     trained_T = [False] * length
     for place in places:
         trained_T[place] = True
@@ -227,7 +246,7 @@ def _sample(sequence: TrainSequence, known: Mapping[str, Sequence[float]], share
         **known,
     }
     columns = {name: _spread(values_K, places, length) for name, values_K in values.items()}
-    return Sample(sequence.ids_T[:length], trained_T, sequence.temperature, columns)
+    return Sample(sequence.ids_T[:length], trained_T, sequence.temperature, columns, own.routing)
 
 
 def _spread(values_K: Sequence[float], places: Sequence[int], length: int) -> list[float]:
@@ -250,10 +269,10 @@ def refuse(config: RunConfig) -> None:
             "algorithm.advantage = 'gae': the verl backend has no critic; take another advantage, or "
             "learner.backend = 'torch'."
         )
-    if learner.routing_replay:
+    if learner.routing_replay and engine == "fsdp":
         raise BackendRefused(
-            "learner.routing_replay = true: verl's FSDP engine has no such thing, and its Megatron engine replays only "
-            "sequences that are known from their first token to their last; write false, or learner.backend = 'torch'."
+            "learner.routing_replay = true: verl's FSDP engine replays nothing; write false, engine = 'megatron' in "
+            "learner.backend_options, or learner.backend = 'torch'."
         )
     if engine == "megatron" and not torch.cuda.is_available():
         raise BackendRefused(

@@ -17,6 +17,7 @@ from torch import Tensor
 from openforge.learner.backends import ranks
 from openforge.learner.backends.contract import BackendRefused
 from openforge.learner.backends.options import VerlOptions
+from openforge.learner.routing import Mixture, Routing
 from openforge.runs.config import LearnerSection
 
 VERSION = "0.9.1"
@@ -25,12 +26,16 @@ Loss = Callable[[Mapping[str, Tensor], Mapping[str, Any], Any], tuple[Tensor, di
 
 
 class Sample(NamedTuple):
-    """T ids; `columns` are values of as many places, place t for what is predicted there, which is id t+1."""
+    """T ids; `columns` are values of as many places, place t for what is predicted there, which is id t+1.
+
+    `routing` has a row for each id but the last, from which nothing is predicted.
+    """
 
     ids_T: list[int]
     trained_T: list[bool]
     temperature: float
     columns: dict[str, list[float]]
+    routing: Routing | None = None
 
 
 class Sharded(NamedTuple):
@@ -60,9 +65,15 @@ def require_verl() -> None:
 
 
 class Engine:
-    """One rank's share of a model and its optimizer. Every method is a collective."""
+    """One rank's share of a model and its optimizer. Every method is a collective.
 
-    def __init__(self, path: str, settings: LearnerSection, options: VerlOptions, on_cpu: bool, seed: int) -> None:
+    Where it `replays`, samples go through the experts of their `routing`, and those without go where the routers send
+    them now.
+    """
+
+    def __init__(
+        self, path: str, settings: LearnerSection, options: VerlOptions, on_cpu: bool, seed: int, replays: bool = False
+    ) -> None:
         if on_cpu:
             from openforge.learner.backends.verl_platform import use_cpu
 
@@ -70,7 +81,7 @@ class Engine:
         from verl.trainer.config import CheckpointConfig
         from verl.workers.engine import EngineRegistry
 
-        name, engine_config, optimizer_config = _configs(settings, options, seed)
+        name, engine_config, optimizer_config = _configs(settings, options, seed, replays)
         self.model_config = _model_config(path, options)
         self.row_tokens = settings.row_tokens
         self._is_fsdp = options.engine == "fsdp"
@@ -83,6 +94,7 @@ class Engine:
             checkpoint_config=CheckpointConfig(),
         )
         self.engine.initialize()
+        self.mixture = _mixture(self.engine.tf_config) if replays else None
 
     @property
     def copies(self) -> int:
@@ -152,15 +164,46 @@ class Engine:
         }
         for name in samples[0].columns:
             tensors[name] = jagged([one.columns[name] for one in samples], torch.float32)
+        if self.mixture is not None:
+            tensors |= _replayed(samples, self.mixture)
         return tensordict_utils.get_tensordict(
             tensors,
             non_tensor_dict={
+                "enable_routing_replay": self.mixture is not None,
                 "use_remove_padding": True,
                 "use_dynamic_bsz": True,
                 "max_token_len_per_gpu": self.row_tokens,
                 "use_fused_kernels": False,
             },
         )
+
+
+def _mixture(transformer: Any) -> Mixture:
+    """Of what verl's Megatron engine makes of the model: its routers take rows of so many layers and experts."""
+    if not transformer.num_moe_experts:
+        raise BackendRefused(
+            "learner.routing_replay = true: the model has no router whose choice could be replayed; write false, or "
+            "train a mixture of experts."
+        )
+    return Mixture(transformer.num_layers, transformer.num_moe_experts, transformer.moe_router_topk, whole=True)
+
+
+def _replayed(samples: Sequence[Sample], mixture: Mixture) -> dict[str, Tensor]:
+    """What verl asks for: experts of all layers in their order for each id but the last, and which samples have any.
+
+    It replays all places of a sample but the last if something is set in the sample's `response_mask`, and none
+    otherwise (`build_r3_replay_mask`); what stands in `routed_experts` there is not looked at.
+    """
+
+    def experts(one: Sample) -> Tensor:
+        if one.routing is not None:
+            return torch.tensor(one.routing.rows())
+        return torch.zeros(len(one.ids_T) - 1, mixture.layers, mixture.per_token, dtype=torch.int16)
+
+    return {
+        "routed_experts": torch.nested.as_nested_tensor([experts(one) for one in samples], layout=torch.jagged),
+        "response_mask": torch.tensor([[one.routing is not None] for one in samples]),
+    }
 
 
 def told_tokens(
@@ -189,9 +232,15 @@ def _model_config(path: str, options: VerlOptions) -> Any:
     )
 
 
-def _configs(settings: LearnerSection, options: VerlOptions, seed: int) -> tuple[str, Any, Any]:
+def _configs(settings: LearnerSection, options: VerlOptions, seed: int, replays: bool = False) -> tuple[str, Any, Any]:
     """The engine's name in verl's registry, its config and its optimizer's."""
-    from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, McoreEngineConfig, McoreOptimizerConfig
+    from verl.workers.config import (
+        EngineRouterReplayConfig,
+        FSDPEngineConfig,
+        FSDPOptimizerConfig,
+        McoreEngineConfig,
+        McoreOptimizerConfig,
+    )
 
     optimizer = {
         "lr": settings.learning_rate,
@@ -208,6 +257,7 @@ def _configs(settings: LearnerSection, options: VerlOptions, seed: int) -> tuple
                 context_parallel_size=options.context_parallel,
                 expert_model_parallel_size=options.expert_parallel,
                 override_transformer_config=_recomputed(options),
+                router_replay=EngineRouterReplayConfig(mode="R3" if replays else "disabled"),
                 seed=seed,
             ),
             McoreOptimizerConfig(lr_decay_style="constant", total_training_steps=1, **optimizer),

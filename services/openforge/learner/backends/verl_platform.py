@@ -35,6 +35,10 @@ class CpuModule(ModuleType):
         return False
 
     @staticmethod
+    def device_count() -> int:
+        return 0
+
+    @staticmethod
     def current_device() -> str:
         return CPU
 
