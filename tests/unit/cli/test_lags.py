@@ -1,11 +1,14 @@
 """Runs at several lags beside synchronous ones: what is paired, what an interval covers, what nobody can pass."""
 
+import json
 from math import sqrt
 from pathlib import Path
 
 import pytest
 from learner_world import run_config, tiny_model
+from typer.testing import CliRunner
 
+from openforge.cli.lags.__main__ import app
 from openforge.cli.lags.compare import bound, compared, interval, overlap
 from openforge.cli.lags.exact import learned
 from openforge.cli.lags.measured import Measured
@@ -29,7 +32,7 @@ def run(seed: int, max_lag: int, reward: float, took_s: float = 100.0) -> Measur
         wall_s=200.0,
         cpu_s=120.0,
         load=(1.0, 2.0),
-        metrics={"ess": 0.9, "kl_mean": 0.01},
+        metrics={"ess": 0.9, "kl_mean": 0.01, "ratio_capped": 0.02},
     )
 
 
@@ -88,6 +91,7 @@ def test_what_is_exactly_so_old_is_learned_from_and_the_same_every_time(tmp_path
     assert stale == again
     assert sync.rewards[0] == stale.rewards[0], "the first step is on policy whatever the lag"
     assert sync.metrics["ratio_mean"] == pytest.approx(1.0, abs=1e-5)
+    assert sync.metrics["gap_mean"] < 1e-5, "prompts of several lengths are answered at once as each by itself"
     assert stale.metrics["gap_mean"] > 10 * sync.metrics["gap_mean"]
 
 
@@ -98,3 +102,23 @@ def test_table_and_curves_show_each_lag(tmp_path: Path) -> None:
     assert [line.split("|")[1].strip() for line in lines[2:]] == ["0", "4"]
     draw(runs, tmp_path / "curves.svg")
     assert "max_lag 4" in (tmp_path / "curves.svg").read_text()
+
+
+def test_what_was_computed_is_not_computed_again_unless_a_setting_changed(tmp_path: Path) -> None:
+    """A curve that nobody could have learned is put into the result of two seeds, and stays as long as it may."""
+    arguments = ["exact", "examples/tiny.toml", "--lags", "0", "--seeds", "2", "--out", str(tmp_path)]
+    model = ["--set", f"model.path={tiny_model(tmp_path)}", "--set", "sampling.max_tokens=2", "--set", "run.steps=1"]
+    small = [*model, "--set", "pacing.groups_per_step=1", "--set", "pacing.group_size=2"]
+    result = tmp_path / "exact.json"
+
+    def rewards(*more: str) -> list[list[float]]:
+        done = CliRunner().invoke(app, [*arguments, *small, *more])
+        assert done.exit_code == 0, done.output
+        return [curve["rewards"] for curve in json.loads(result.read_bytes())["curves"]]
+
+    _, second = rewards()
+    said = json.loads(result.read_bytes())
+    said["curves"][0]["rewards"] = [-7.0]
+    result.write_text(json.dumps(said))
+    assert rewards() == [[-7.0], second]
+    assert rewards("--set", "sampling.temperature=0.9")[0] != [-7.0]

@@ -1,6 +1,7 @@
 """`python -m openforge.cli.lags`: learning curves and speed of one run file at several `max_lag`."""
 
 import asyncio
+import hashlib
 import os
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +14,7 @@ from openforge.cli.home import Home
 from openforge.cli.lags.compare import compared, learned
 from openforge.cli.lags.measured import Curve, Measured, measured, train
 from openforge.cli.lags.page import draw, learned_table, table
-from openforge.runs import load_run_file
+from openforge.runs import RunConfig, load_run_file
 
 app = typer.Typer(help=__doc__, no_args_is_help=True)
 
@@ -51,19 +52,42 @@ def repeat_exactly(
 ) -> None:
     """The same learner in one process, with every token exactly max_lag versions old: the worst that it may be.
 
-    Results are written after each seed.
+    What the folder's exact.json holds of the same settings is not computed again. Results are written after each seed.
     """
     from openforge.cli.lags.exact import learned as curve_of
 
     asked = _asked(lags)
+    digest = _digest(load_run_file(run_file, overrides or []))
+    before = _before(out / "exact.json", digest)
     curves: list[Curve] = []
     for seed in range(1, seeds + 1):
         config = load_run_file(run_file, [*(overrides or []), f"run.seed={seed}"])
-        curves += [curve_of(config, lag) for lag in asked]
+        curves += [before.get((seed, lag)) or curve_of(config, lag) for lag in asked]
         rows = learned(curves)
-        _write(out, "exact.json", {"machine": machine(), "lags": rows, "curves": curves})
+        made = {"machine": machine(), "run_file": str(run_file), "set": overrides or [], "digest": digest}
+        _write(out, "exact.json", {**made, "lags": rows, "curves": curves})
         draw(curves, out / "exact.svg")
         typer.echo("\n".join(learned_table(rows)))
+
+
+class _Before(msgspec.Struct):
+    """Of a result that was written before, what goes into the next one."""
+
+    curves: list[Curve]
+    digest: str = ""
+
+
+def _before(path: Path, digest: str) -> dict[tuple[int, int], Curve]:
+    """By seed and lag; nothing of other settings."""
+    if not path.exists():
+        return {}
+    found = msgspec.json.decode(path.read_bytes(), type=_Before)
+    return {(curve.seed, curve.max_lag): curve for curve in found.curves if found.digest == digest}
+
+
+def _digest(config: RunConfig) -> str:
+    """The sha256, in hex, of all settings of the run file; the seed is each run's own."""
+    return hashlib.sha256(msgspec.json.encode(config, order="sorted")).hexdigest()
 
 
 def _asked(lags: str) -> list[int]:

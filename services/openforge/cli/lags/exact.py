@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import runpy
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -84,28 +84,42 @@ class Table:
         pacing = self._config.pacing
         self._generator.manual_seed(1_000_003 * self._config.run.seed + step)
         ordinals = range(step * pacing.groups_per_step, (step + 1) * pacing.groups_per_step)
-        return [one for ordinal in ordinals for one in self._group(ordinal, version)]
+        seats = [(self._task(ordinal), ordinal, member) for ordinal in ordinals for member in range(pacing.group_size)]
+        prompts = [self._renderer.render([Message(role="user", content=task.instruction)], ()) for task, _, _ in seats]
+        return [
+            self._trajectory(task, train_group(ordinal), member, version, prompt, *answer)
+            for (task, ordinal, member), prompt, answer in zip(seats, prompts, self._answers(prompts), strict=True)
+        ]
 
-    def _group(self, ordinal: int, version: int) -> Iterator[TrajectoryVerified]:
+    def _task(self, ordinal: int) -> TaskInstance:
         template = self._templates[ordinal % len(self._templates)]
-        task = template.draw(self._config.run.seed * 1_000_003 + ordinal, "train")
-        prompt = self._renderer.render([Message(role="user", content=task.instruction)], ())
-        answers = self._answers(prompt, self._config.pacing.group_size)
-        for member, (ids, logprobs) in enumerate(answers):
-            yield self._trajectory(task, train_group(ordinal), member, version, prompt, ids, logprobs)
+        return template.draw(self._config.run.seed * 1_000_003 + ordinal, "train")
 
-    def _answers(self, prompt: list[int], count: int) -> list[tuple[list[int], list[float]]]:
-        """Ids up to the stop token, and their log-probs."""
+    def _answers(self, prompts: list[list[int]]) -> list[tuple[list[int], list[float]]]:
+        """Ids up to the stop token, and their log-probs; all prompts at once, the shorter ones filled up on their left
+        with what nothing attends to."""
         sampling, cache = self._config.sampling, None
-        ids_GT, drawn, said = torch.tensor([prompt]).repeat(count, 1), list[Tensor](), list[Tensor]()
+        longest = max(map(len, prompts))
+        ids_BT = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
+        seen_BT = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+        drawn, said = list[Tensor](), list[Tensor]()
         with torch.no_grad():
             for _ in range(sampling.max_tokens):
-                out = self._model(input_ids=ids_GT, past_key_values=cache, use_cache=True)
+                places_BT = (seen_BT.cumsum(-1) - 1).clamp(min=0)[:, -ids_BT.shape[1] :]
+                out = self._model(
+                    input_ids=ids_BT,
+                    attention_mask=seen_BT,
+                    position_ids=places_BT,
+                    past_key_values=cache,
+                    use_cache=True,
+                    logits_to_keep=1,
+                )
                 cache = out.past_key_values
-                logprobs_GV = (out.logits[:, -1].float() / sampling.temperature).log_softmax(-1)
-                ids_GT = torch.multinomial(logprobs_GV.exp(), 1, generator=self._generator)
-                drawn.append(ids_GT)
-                said.append(logprobs_GV.gather(1, ids_GT))
+                logprobs_BV = (out.logits[:, -1].float() / sampling.temperature).log_softmax(-1)
+                ids_BT = torch.multinomial(logprobs_BV.exp(), 1, generator=self._generator)
+                seen_BT = torch.cat((seen_BT, torch.ones_like(ids_BT)), 1)
+                drawn.append(ids_BT)
+                said.append(logprobs_BV.gather(1, ids_BT))
         rows = zip(torch.cat(drawn, 1).tolist(), torch.cat(said, 1).tolist(), strict=True)
         return [self._stopped(ids, logprobs) for ids, logprobs in rows]
 

@@ -19,6 +19,7 @@ LEARNED = (
     "more than sync",
     "effective sample",
     "mean log mu - log pi",
+    "truncated",
 )
 TOOK = ("lag seen, mean (max)", "retired", "times as fast as sync", "by overlap alone", "bound")
 
@@ -47,6 +48,7 @@ def _learned(row: Learned) -> tuple[str, ...]:
         "" if alone else _difference(row.end_more),
         f"{row.metrics['ess']:.3f}",
         f"{row.metrics['kl_mean']:.4f}",
+        f"{row.metrics['ratio_capped']:.1%}",
     )
 
 
