@@ -189,7 +189,8 @@ async def test_adapters_come_with_the_weights_below_them_and_those_once(place: P
 async def test_bytes_that_are_not_those_of_the_digest_are_refused_and_named(remote: Place, model: Path) -> None:
     written = write(remote, model, 1)
     spoilt = write(remote, model, 2)
-    (spoilt.path / "model.safetensors").write_bytes(b"nothing")
+    tensors = spoilt.path / "model.safetensors"
+    tensors.write_bytes(bytes(tensors.stat().st_size))
     async with remote.store() as store, remote.cache() as cache:
         location = await store.publish(spoilt.path, spoilt.digest)
         with pytest.raises(BadWeights, match=r"model\.safetensors has blake3 .*, the manifest says"):
