@@ -40,6 +40,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--structured-outputs-config", choices=['{"backend": "guidance"}'], required=True)
     parser.add_argument("--enable-scale-out", action="store_true", required=True)
     parser.add_argument("--max-num-batched-tokens", type=int, default=2048)
+    parser.add_argument("--distributed-executor-backend", default="mp")
     parser.add_argument("--enable-return-routed-experts", action="store_true")
     parser.add_argument("--stand-in-fail-once", type=Path)
     return parser.parse_args()

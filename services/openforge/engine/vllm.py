@@ -14,7 +14,7 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,10 @@ _TERM_S = 10.0
 _ACCELERATORS = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
 _CPU_STEP = 128
 """Tokens that a CPU computes at once: more are hardly faster, and every request waits for them."""
+_ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+"""Of scheduler and worker: a scheduler that waits for a worker keeps a core busy. By this name, since vLLM makes `mp`
+of `uni` on a CPU, for fear that the count of threads comes too late; ours is in the environment from the start."""
+_SEVERAL_WORKERS = ("--distributed-executor", "--tensor-parallel", "-tp", "--pipeline-parallel", "-pp")
 _BFLOAT16 = frozenset(("avx512_bf16", "amx_bf16", "bf16"))
 """What processors with bfloat16 products call them, on x86 and on Arm."""
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -210,6 +214,8 @@ class VllmBackend:
         env = _ENVIRONMENT | os.environ | {"OMP_NUM_THREADS": str(self._config.engine.threads)}
         env["VLLM_SERVER_DEV_MODE"] = "1"
         env.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+        if not _has_accelerator():  # new weights are a lot of new memory, which small pages make slow
+            env.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
         if "--enforce-eager" in self._config.engine.vllm_args:
             env.setdefault("TORCHDYNAMO_DISABLE", "1")  # else the first answer waits for a C++ compiler
         env["PYTHONPATH"] = os.pathsep.join(filter(None, (env.get("PYTHONPATH"), str(_PLUGIN))))
@@ -234,7 +240,7 @@ class VllmBackend:
             *("--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
             *("--weight-transfer-config", '{"backend": "openforge"}'),
             *("--structured-outputs-config", '{"backend": "guidance"}'),
-            *(() if _has_accelerator() else ("--max-num-batched-tokens", str(max(_CPU_STEP, engine.max_requests)))),
+            *(() if _has_accelerator() else _for_cpus(engine.max_requests, engine.vllm_args)),
             *(("--enable-return-routed-experts",) if self._config.learner.routing_replay else ()),
             *engine.vllm_args,
         ]
@@ -291,6 +297,12 @@ class VllmBackend:
     def _die(self, error: EngineLost) -> None:
         if not self.died.done():
             self.died.set_exception(error)
+
+
+def _for_cpus(max_requests: int, asked: Sequence[str]) -> Iterator[str]:
+    yield from ("--max-num-batched-tokens", str(max(_CPU_STEP, max_requests)))
+    if not any(argument.startswith(_SEVERAL_WORKERS) for argument in asked):
+        yield from ("--distributed-executor-backend", _ONE_PROCESS)
 
 
 def _computed_in(weights: str) -> str:

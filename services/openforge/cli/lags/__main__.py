@@ -14,7 +14,8 @@ from openforge.cli.home import Home
 from openforge.cli.lags.compare import compared, learned
 from openforge.cli.lags.measured import Curve, Measured, measured, train
 from openforge.cli.lags.page import draw, learned_table, table
-from openforge.runs import RunConfig, load_run_file
+from openforge.cli.train import load, with_model
+from openforge.runs import RunConfig
 
 app = typer.Typer(help=__doc__, no_args_is_help=True)
 
@@ -57,11 +58,11 @@ def repeat_exactly(
     from openforge.cli.lags.exact import learned as curve_of
 
     asked = _asked(lags)
-    digest = _digest(load_run_file(run_file, overrides or []))
+    digest = _digest(load(run_file, overrides))
     before = _before(out / "exact.json", digest)
     curves: list[Curve] = []
     for seed in range(1, seeds + 1):
-        config = load_run_file(run_file, [*(overrides or []), f"run.seed={seed}"])
+        config = with_model(load(run_file, [*(overrides or []), f"run.seed={seed}"]))
         curves += [before.get((seed, lag)) or curve_of(config, lag) for lag in asked]
         rows = learned(curves)
         made = {"machine": machine(), "run_file": str(run_file), "set": overrides or [], "digest": digest}
@@ -91,7 +92,10 @@ def _digest(config: RunConfig) -> str:
 
 
 def _asked(lags: str) -> list[int]:
-    asked = [int(lag) for lag in lags.split(",")]
+    try:
+        asked = [int(lag) for lag in lags.split(",")]
+    except ValueError:
+        raise typer.BadParameter(f"--lags {lags} is no list of whole numbers: write for example 0,1,4") from None
     if 0 not in asked:
         raise typer.BadParameter(f"--lags {lags} lacks 0, the synchronous run that the others are compared with")
     return asked
@@ -99,7 +103,7 @@ def _asked(lags: str) -> list[int]:
 
 def _run(run_file: Path, lag: int, seed: int, overrides: list[str]) -> Measured:
     """The run, from its folder where it ended before."""
-    config = load_run_file(run_file, overrides)
+    config = load(run_file, overrides)
     batch = config.pacing.groups_per_step * config.pacing.group_size
     name = f"{config.run.name}-lag{lag}-{seed}"
     note = Home(name).root / "measured.json"
