@@ -10,14 +10,14 @@ from pathlib import Path
 import yaml
 
 from openforge.env.contract import CommandAgent, LlmArgs
-from openforge_envs.shell.mini import config_file
+from openforge_envs.shell.mini import AtLeastOne, ConfigName, config_file
 
 HARNESS_FOLDER = "/tmp/harness"
 SCRIPT = Path(__file__).parent / "harness" / "openai_script.py"
 
 
 def mini_command(
-    instruction: str, llm_args: LlmArgs, *, config: str = "one_reply", step_limit: int | None = None
+    instruction: str, llm_args: LlmArgs, *, config: ConfigName = "one_reply", step_limit: AtLeastOne | None = None
 ) -> CommandAgent:
     """`mini`, unattended, with a configuration of `harness/` and this attempt's model."""
     settings = yaml.safe_load(config_file(config).read_text())
@@ -41,7 +41,9 @@ def mini_command(
     )
 
 
-def openai_script_command(instruction: str, llm_args: LlmArgs, *, turns: int = 4, tools: bool = False) -> CommandAgent:
+def openai_script_command(
+    instruction: str, llm_args: LlmArgs, *, turns: AtLeastOne = 4, tools: bool = False
+) -> CommandAgent:
     """The script in `harness/openai_script.py`: commands from code blocks, or from tool calls with `tools`."""
     file = f"{HARNESS_FOLDER}/openai_script.py"
     return CommandAgent(

@@ -3,20 +3,18 @@
 import importlib
 from collections.abc import Sequence
 from functools import cache
-from typing import Annotated, Any
-
-import msgspec
+from typing import Any
 
 from openforge.env.contract import CommandAgent, HarnessKind, LlmArgs, PipelineEnv, TaskTemplate
 from openforge.env.layout import load_tasks
 from openforge.sandbox.contract import Sandbox
 from openforge_envs.shell.commands import mini_command, openai_script_command
 from openforge_envs.shell.instances import ShellTask
-from openforge_envs.shell.mini import MiniPipeline
+from openforge_envs.shell.mini import AtLeastOne, ConfigName, MiniPipeline
 from openforge_envs.shell.words import TASKS
 
 HARNESSES: dict[str, HarnessKind] = {"mini-swe-agent": "pipeline", "mini": "command", "openai-script": "command"}
-AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
+OPTIONS_OF = {"mini": mini_command, "openai-script": openai_script_command}
 
 
 @cache
@@ -25,7 +23,7 @@ def tasks() -> Sequence[TaskTemplate]:
 
 
 def create_env(
-    sandbox: Sandbox, *, harness: str, config: str = "one_reply", step_limit: AtLeastOne | None = None
+    sandbox: Sandbox, *, harness: str, config: ConfigName = "one_reply", step_limit: AtLeastOne | None = None
 ) -> PipelineEnv:
     """`config` names a file of `harness/`, `step_limit` overrides its limit."""
     if harness != "mini-swe-agent":
@@ -43,14 +41,8 @@ def create_command(
     harness: str,
     instruction: str,
     llm_args: LlmArgs,
-    config: str | None = None,
-    step_limit: AtLeastOne | None = None,
-    turns: AtLeastOne | None = None,
-    tools: bool | None = None,
+    **options: Any,
 ) -> CommandAgent:
-    """For `mini` the same as above, for `openai-script` its `turns` and whether it has `tools`."""
-    asked = {"config": config, "step_limit": step_limit, "turns": turns, "tools": tools}
-    options: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
     match harness:
         case "mini":
             return mini_command(instruction, llm_args, **options)

@@ -9,12 +9,16 @@ import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args
+
+import msgspec
 
 from openforge.env.contract import EnvCallResult, LlmArgs
 from openforge.sandbox.contract import ExecResult, Sandbox
 
 T = TypeVar("T")
+AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
+ConfigName = Literal["one_reply", "one_reply_submit", "multi_turn"]
 CONFIGS = Path(__file__).parent / "harness"
 OUTPUT_CAP_BYTES = 1 << 16
 
@@ -51,7 +55,9 @@ class BlockingSandbox:
 class MiniPipeline:
     """One episode of mini-swe-agent. `config` names a file in `harness/`; the rest overrides its limits."""
 
-    def __init__(self, sandbox: Sandbox, *, config: str = "one_reply", step_limit: int | None = None) -> None:
+    def __init__(
+        self, sandbox: Sandbox, *, config: ConfigName = "one_reply", step_limit: AtLeastOne | None = None
+    ) -> None:
         self._sandbox = sandbox
         self._config = config_file(config)
         self._step_limit = step_limit
@@ -72,11 +78,11 @@ class MiniPipeline:
 
 
 def config_file(name: str) -> Path:
-    path = CONFIGS / f"{name}.yaml"
-    if not path.is_file():
-        known = ", ".join(sorted(file.stem for file in CONFIGS.glob("*.yaml")))
-        raise ValueError(f"options.config = {name!r} is no configuration of mini-swe-agent here: use one of {known}")
-    return path
+    if name not in (known := get_args(ConfigName)):
+        raise ValueError(
+            f"options.config = {name!r} is no configuration of mini-swe-agent here: use one of {', '.join(known)}"
+        )
+    return CONFIGS / f"{name}.yaml"
 
 
 async def in_thread(work: Callable[[], T]) -> T:

@@ -14,7 +14,9 @@ from functools import cache, lru_cache
 from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
-from typing import Any, cast, get_type_hints
+from typing import Annotated, Any, cast, get_type_hints
+
+import msgspec
 
 from openforge.env.contract import BadTask, EnvironmentModule, TaskInstance, TaskTemplate
 from openforge.env.foreign import refused_as
@@ -70,16 +72,16 @@ def select(module: EnvironmentModule, ids: Sequence[str]) -> list[TaskTemplate]:
 def options_of(module: EnvironmentModule, harness: str) -> dict[str, Any] | None:
     """Name and type of each option that the environment takes for a harness; None where it takes any (`**options`)."""
     kind = module.HARNESSES[harness]
-    create = getattr(module, _NEEDED_BY_KIND[kind])
+    create = getattr(module, "OPTIONS_OF", {}).get(harness) or getattr(module, _NEEDED_BY_KIND[kind])
     parameters = inspect.signature(create).parameters.values()
     if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters):
         return None
     try:
         types = get_type_hints(create, include_extras=True)
-    except NameError:  # of what the author imports for type checkers alone
+    except Exception:  # what the author imports for type checkers alone, or misspelt: no reason not to run
         types = {}
     names = [one.name for one in parameters if one.name not in _GIVEN]
-    of_our_loop = {"turns": int} if kind == "direct" else {}
+    of_our_loop = {"turns": Annotated[int, msgspec.Meta(ge=0)]} if kind == "direct" else {}
     return {name: types.get(name, Any) for name in names} | of_our_loop
 
 

@@ -50,13 +50,13 @@ def tiny(
 
 
 def _expect_sizes(*, layers: int, hidden: int, heads: int, context: int, experts: int) -> None:
-    for name, value in (("layers", layers), ("hidden", hidden), ("context", context)):
-        if value < 1:
-            raise ValueError(f"{name} = {value} is too small: write 1 or more")
+    for name, value, most in (("layers", layers, 64), ("hidden", hidden, 1024), ("context", context, 1 << 20)):
+        if not 1 <= value <= most:
+            raise ValueError(f"{name} = {value} is no size of a tiny model: write a number from 1 to {most}")
     if hidden % (2 * heads):
         raise ValueError(f"hidden = {hidden} does not split into {heads} heads: write a multiple of {2 * heads}")
-    if experts < 0 or experts == 1:
-        raise ValueError(f"experts = {experts}: write 0 for none, or 2 or more, since each token goes through two")
+    if experts not in (0, *range(2, 257)):
+        raise ValueError(f"experts = {experts}: write 0 for none, or 2 to 256, since each token goes through two")
 
 
 def tiny_moe(path: str | Path) -> Path:

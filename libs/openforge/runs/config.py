@@ -96,9 +96,9 @@ class LimitsSection(_Section, frozen=True, kw_only=True):
 class EnvironmentSection(_Section, frozen=True, kw_only=True):
     """`name` is an entry point of group `openforge.envs` or a path to an `env.py`.
 
-    `tasks` are the templates to draw from, all of them where empty. `options` go to `create_env`. `runtime` is what
-    agents' sandboxes run on, `runsc` for one: an OCI runtime of the container daemon or a runtime class of the cluster,
-    the deployment's own where empty.
+    `tasks` are the templates to draw from, all of them where empty. `options` are the environment's own. `runtime` is
+    what agents' sandboxes run on, `runsc` for one: an OCI runtime of the container daemon or a runtime class of the
+    cluster, the deployment's own where empty.
     """
 
     name: str

@@ -7,17 +7,17 @@ what comes back are absolute, so any process may read it; the same run always ha
 import difflib
 import hashlib
 import tomllib
-import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from openforge.runs.config import RunConfig
+from openforge.runs.mismatch import example, mismatch, shown, writable
 from openforge.runs.model import BUILTIN
-from openforge.runs.rules import environment_problems, leaves, problems_of, shown
+from openforge.runs.rules import environment_problems, leaves, problems_of
 
 _STAND_INS: dict[Any, Any] = {str: "missing", int: 1}
 
@@ -116,7 +116,7 @@ def _override_value(name: str, text: str) -> Any:
         value = tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):
         value = text  # an unquoted word is text: nobody wants to quote twice in a shell
-    if name == "model.path" and isinstance(value, str) and _writable(value) and not value.startswith(BUILTIN):
+    if name == "model.path" and isinstance(value, str) and writable(value) and not value.startswith(BUILTIN):
         return str(Path(value).expanduser().absolute())  # typed in a shell, so relative to where that shell is
     return value
 
@@ -131,7 +131,7 @@ def _what_fits(path: str, said: Any, wanted: type[msgspec.Struct]) -> tuple[dict
         if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
             fitting[field.encode_name], inner = _what_fits(name, values.get(field.encode_name), field.type)
             replaced += inner
-        elif field.encode_name in values and not list(_mismatch(name, values[field.encode_name], field.type)):
+        elif field.encode_name in values and not list(mismatch(name, values[field.encode_name], field.type)):
             fitting[field.encode_name] = values[field.encode_name]
         elif field.required or field.encode_name in values:
             replaced.append(name)
@@ -145,7 +145,7 @@ def _mismatches(path: str, said: Any, wanted: Any) -> Iterator[str]:
         for name, value in said.items():  # msgspec's message would not name the key
             yield from _mismatches(f"{path}.{name}", value, typing.get_args(wanted)[1])
     elif not (isinstance(wanted, type) and issubclass(wanted, msgspec.Struct)):
-        yield from _mismatch(path, said, wanted)
+        yield from mismatch(path, said, wanted)
     elif not isinstance(said, dict):
         yield f"{path} = {shown(said)} is a value, but {path} is a section: write [{path}] and its fields below it"
     else:
@@ -166,7 +166,7 @@ def _section_mismatches(path: str, said: Mapping[str, Any], wanted: type[msgspec
         if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
             yield f"[{prefix}{name}] is missing: add the section with {_required(field.type)}"
         else:
-            yield f"{prefix}{name} is missing: write {name} = {_example(field.type)} under [{path}]"
+            yield f"{prefix}{name} is missing: write {name} = {example(field.type)} under [{path}]"
 
 
 def _required(section: type[msgspec.Struct]) -> str:
@@ -179,69 +179,6 @@ def _unknown(name: str, known: list[str], path: str) -> str:
     if close:
         return f"there is no such {what}; did you mean {close[0]}?"
     return f"there is no such {what}; {'[' + path + ']' if path else 'a run file'} knows {', '.join(known)}"
-
-
-def _mismatch(path: str, said: Any, wanted: Any) -> Iterator[str]:
-    try:
-        msgspec.convert(said, wanted)
-    except msgspec.ValidationError as error:
-        yield f"{path} = {shown(said)} {_way_out(said, wanted, str(error))}"
-        return
-    if not all(_writable(text) for text in _texts(said)):
-        yield f"{path} = {shown(said)} holds a character that no file or message can: write plain text"
-
-
-def _texts(said: Any) -> Iterator[str]:
-    if isinstance(said, str):
-        yield said
-    elif isinstance(said, (list, tuple)):
-        for inner in said:
-            yield from _texts(inner)
-    elif isinstance(said, dict):
-        for name, inner in said.items():
-            yield name
-            yield from _texts(inner)
-
-
-def _writable(text: str) -> bool:
-    """Half of a surrogate pair comes from a shell that is not UTF-8; a zero byte ends every path."""
-    return "\0" not in text and not any("\ud800" <= character <= "\udfff" for character in text)
-
-
-def _way_out(said: Any, wanted: Any, error: str) -> str:
-    if typing.get_origin(wanted) is Literal:
-        known = [str(choice) for choice in typing.get_args(wanted)]
-        close = difflib.get_close_matches(str(said), known, n=1)
-        hint = f"; did you mean {shown(close[0])}?" if close else ""
-        return f"is none of {', '.join(shown(choice) for choice in known)}{hint}"
-    return f"is not {_described(wanted, error)}: write for example {_example(wanted)}"
-
-
-def _described(wanted: Any, error: str) -> str:
-    plain = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
-    if wanted in plain:
-        return plain[wanted]
-    if typing.get_origin(wanted) is tuple:
-        kinds = [kind for kind in typing.get_args(wanted) if kind is not Ellipsis]
-        fixed = "" if Ellipsis in typing.get_args(wanted) else f"{len(kinds)} "
-        return f"a list of {fixed}{'texts' if kinds[0] is str else 'numbers'}"
-    if typing.get_origin(wanted) in (typing.Union, types.UnionType):
-        return " or ".join(_described(kind, error) for kind in typing.get_args(wanted))
-    return f"what it should be ({error})"
-
-
-def _example(wanted: Any) -> str:
-    plain = {int: "1", float: "0.5", str: '"text"', bool: "true"}
-    if wanted in plain:
-        return plain[wanted]
-    origin, arguments = typing.get_origin(wanted), typing.get_args(wanted)
-    if origin is tuple:
-        return '["text"]' if arguments[0] is str else "[0.9, 0.95]"
-    if origin is dict:
-        return '{name = "text"}'
-    if origin in (typing.Union, types.UnionType):
-        return _example(arguments[0])
-    return "a value"
 
 
 def _with_absolute_paths(config: RunConfig, folder: Path) -> RunConfig:

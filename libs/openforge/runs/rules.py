@@ -4,7 +4,6 @@ Promises: every problem is one sentence that names the field, its value and the 
 """
 
 import difflib
-import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -16,6 +15,7 @@ from openforge.env.registry import BadEnvironment, NoSuchEnvironment, load_envir
 from openforge.protos import BadKey, token
 from openforge.runs.algorithm_rules import algorithm_problems
 from openforge.runs.config import LimitsSection, RunConfig
+from openforge.runs.mismatch import mismatch, shown
 
 # The least allowed value, and why or what to write instead.
 _LEAST: dict[str, tuple[float, str]] = {
@@ -105,15 +105,6 @@ _NOT_ABOVE: dict[str, tuple[float, str]] = {
 _BUCKET = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9!_.*'()-]+)*/?")
 
 
-def shown(value: object) -> str:
-    """A value as a person would write it in the run file, cut where it is long."""
-    try:
-        text = json.dumps(value, ensure_ascii=False) if isinstance(value, (str, bool)) else str(value)
-    except ValueError:  # Python writes no number of more than 4300 digits
-        text = "a number of thousands of digits"
-    return text if len(text) <= 80 else text[:77] + "..."
-
-
 def value_of(config: RunConfig, path: str) -> Any:
     here: Any = config
     for name in path.split("."):
@@ -166,10 +157,7 @@ def _of_options(module: EnvironmentModule, path: str, harness: str, options: Map
             way_out = f"write environment.limits.{name}" if in_limits else write
             yield f"{path}.{name} = {shown(value)} is no option of harness {shown(harness)}: {way_out}"
             continue
-        try:
-            msgspec.convert(value, known[name])
-        except msgspec.ValidationError as error:
-            yield f"{path}.{name} = {shown(value)} is not what harness {shown(harness)} takes: {error}"
+        yield from mismatch(f"{path}.{name}", value, known[name])
 
 
 def _not_among(path: str, value: str, known: list[str]) -> str:

@@ -81,6 +81,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         return ADAPTERS if self.base else WEIGHTS
 
 
+_PIECE_BYTES = 8 << 20
+
+
 class Written(msgspec.Struct, frozen=True, kw_only=True):
     """A complete folder. `bytes` is the size of all its files."""
 
@@ -94,7 +97,13 @@ def folder_name(version: int, incarnation: int) -> str:
 
 
 def _blake3(path: Path) -> str:
-    return blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest()
+    """Read, not mapped: of a mapped file an error of the disk would be the end of the process."""
+    found = blake3(max_threads=blake3.AUTO)
+    piece = memoryview(bytearray(_PIECE_BYTES))
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(piece):
+            found.update(piece[:count])
+    return found.hexdigest()
 
 
 def _sha256(path: Path) -> str:

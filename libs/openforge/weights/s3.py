@@ -100,6 +100,8 @@ class S3Objects:
         except (FileNotFoundError, NotFoundError) as error:
             if _NO_BUCKET in str(error):
                 raise self._no_bucket() from error
+            if act == "write":  # a store has a place for what is new: this is none
+                raise StoreBroken(f"{self.url}: {_first_line(error)}") from error
             raise ObjectLost(f"{self.url}: {_first_line(error)}") from error
         except (PermissionDeniedError, UnauthenticatedError) as error:
             raise StoreRefused(

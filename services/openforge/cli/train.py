@@ -188,6 +188,8 @@ def with_model(config: RunConfig) -> RunConfig:
         folder = get(builtin) if builtin != config.model.path else resolve(config.model.path)
     except (UnknownModel, ModelUnavailable) as error:
         fail(f"model.path: {error}", BAD_USE)
+    if not folder.joinpath("tokenizer.json").is_file():
+        fail(f"model.path = {folder} has no tokenizer.json: give a Hugging Face folder that has one", BAD_USE)
     return msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, path=str(folder)))
 
 

@@ -24,7 +24,7 @@ class Words(logging.Formatter):
 
 
 def in_words(event: str, fields: Mapping[str, Any]) -> str:
-    why = fields.get("why") or (str(fields.get("traceback") or "").strip().splitlines() or [""])[-1]
+    why = fields.get("why") or _last_line(str(fields.get("traceback") or ""))
     rest = {name: value for name, value in fields.items() if name not in _OF_MACHINES and value not in (None, "")}
     about = ", ".join(f"{name} {value}" for name, value in rest.items())
     return event + (f" ({about})" if about else "") + (f": {why}" if why else "")
@@ -32,18 +32,33 @@ def in_words(event: str, fields: Mapping[str, Any]) -> str:
 
 def last_words(log: Path, most: int) -> list[str]:
     """What a log ends with, each thing said once; of our services what they say at their worst level there."""
+    begin = max(0, log.stat().st_size - _READ_BYTES)
     with log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - _READ_BYTES))
-        lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
-    told = [_of_service(line) for line in lines]
+        file.seek(begin)
+        read = file.read().decode(errors="replace").splitlines()[1 if begin else 0 :]
+    told = [_of_service(line) for line in read]
+    whole = [
+        (line, fields) for line, fields in zip(read, told, strict=True) if line.strip() and not _is_cut(line, fields)
+    ]
     errors = any(fields is not None and fields.get("level") in ("error", "critical") for fields in told)
     words = [
         line if fields is None else in_words(str(fields["event"]), fields)
-        for line, fields in zip(lines, told, strict=True)
+        for line, fields in whole
         if fields is None or not errors or fields.get("level") in ("error", "critical")
     ]
     latest = list(dict.fromkeys(reversed(words)))[:most]
     return [line[:_LONGEST] for line in reversed(latest)]
+
+
+def _last_line(traceback: str) -> str:
+    """What was raised; of a group, whose lines stand within rules and margins, what its last member raised."""
+    lines = (line.strip(" |+-") for line in traceback.splitlines())
+    return ([line for line in lines if line] or [""])[-1]
+
+
+def _is_cut(line: str, fields: dict[str, Any] | None) -> bool:
+    """Of a service's line the beginning alone was written, as on a full disk."""
+    return fields is None and line.startswith('{"at":')
 
 
 def _of_service(line: str) -> dict[str, Any] | None:

@@ -56,7 +56,10 @@ _CPU_STEP = 128
 _ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """Of scheduler and worker: a scheduler that waits for a worker keeps a core busy. By this name, since vLLM makes `mp`
 of `uni` on a CPU, for fear that the count of threads comes too late; ours is in the environment from the start."""
-_SEVERAL_WORKERS = ("--distributed-executor", "--tensor-parallel", "-tp", "--pipeline-parallel", "-pp")
+_SEVERAL_WORKERS = (
+    *("--distributed-executor", "--tensor-parallel", "-tp", "--pipeline-parallel", "-pp"),
+    *("--prefill-context-parallel", "-pcp"),
+)
 _BFLOAT16 = frozenset(("avx512_bf16", "amx_bf16", "bf16"))
 """What processors with bfloat16 products call them, on x86 and on Arm."""
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -301,7 +304,7 @@ class VllmBackend:
 
 def _for_cpus(max_requests: int, asked: Sequence[str]) -> Iterator[str]:
     yield from ("--max-num-batched-tokens", str(max(_CPU_STEP, max_requests)))
-    if not any(argument.startswith(_SEVERAL_WORKERS) for argument in asked):
+    if not any(argument.replace("_", "-").startswith(_SEVERAL_WORKERS) for argument in asked):
         yield from ("--distributed-executor-backend", _ONE_PROCESS)
 
 

@@ -32,6 +32,28 @@ def test_of_a_service_its_errors_are_told_in_words_and_each_once(tmp_path: Path)
     ]
 
 
+def test_a_group_of_errors_is_told_by_its_last_one_and_lines_that_were_cut_are_left_out(tmp_path: Path) -> None:
+    def full() -> None:
+        raise OSError(28, "No space left on device")
+
+    group: Exception
+    try:
+        try:
+            full()
+        except OSError as error:
+            raise ExceptionGroup("two tasks", [error]) from None
+    except ExceptionGroup as raised:
+        group = raised
+        told = line(logging.ERROR, "died", group)
+    (tmp_path / "log").write_text("\n".join((told, told[:60] + told, told[:200])))
+    assert last_words(tmp_path / "log", 3) == ["died: OSError: [Errno 28] No space left on device"]
+
+
+def test_of_a_long_log_no_half_line_is_told(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("\n".join("x " * 150 + str(number) for number in range(900)))
+    assert all(len(one) == len("x " * 150) + 3 for one in last_words(tmp_path / "log", 1000))
+
+
 def test_where_no_error_was_said_the_last_lines_are_told(tmp_path: Path) -> None:
     lines = ("of another program", line(logging.INFO, "started", pid=7), line(logging.INFO, "ready", run="r"), "")
     (tmp_path / "log").write_text("\n".join(lines))

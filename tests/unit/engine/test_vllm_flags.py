@@ -22,6 +22,8 @@ def test_a_step_holds_a_token_of_every_request_and_not_much_more(max_requests: i
         (("--enforce-eager", "--data-parallel-size=2"), True),
         (("--tensor-parallel-size=2",), False),
         (("--enforce-eager", "-tp", "2"), False),
+        (("--tensor_parallel_size=2",), False),
+        (("--prefill-context-parallel-size=2",), False),
         (("--pipeline-parallel-size", "2"), False),
         (("--distributed-executor-backend", "mp"), False),
     ],

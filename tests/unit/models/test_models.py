@@ -41,12 +41,13 @@ def test_a_tiny_model_above_five_million_parameters_is_refused_and_leaves_nothin
 @pytest.mark.parametrize(
     ("sizes", "said"),
     [
-        ({"layers": 0}, "layers = 0 is too small: write 1 or more"),
-        ({"hidden": -8}, "hidden = -8 is too small"),
-        ({"context": 0}, "context = 0 is too small"),
+        ({"layers": 0}, "layers = 0 is no size of a tiny model: write a number from 1"),
+        ({"hidden": -8}, "hidden = -8 is no size"),
+        ({"context": 0}, "context = 0 is no size"),
+        ({"hidden": 1_000_000}, "hidden = 1000000 is no size"),
         ({"hidden": 12}, "hidden = 12 does not split into 4 heads: write a multiple of 8"),
-        ({"experts": 1}, "experts = 1: write 0 for none, or 2 or more"),
-        ({"experts": -2}, "experts = -2: write 0 for none, or 2 or more"),
+        ({"experts": 1}, "experts = 1: write 0 for none, or 2 to 256"),
+        ({"experts": -2}, "experts = -2: write 0 for none, or 2 to 256"),
     ],
 )
 def test_a_tiny_model_of_a_size_that_no_model_has_is_refused(tmp_path: Path, sizes: dict[str, int], said: str) -> None:

@@ -313,9 +313,20 @@ def test_another_place_for_weights_is_refused_with_those_that_there_are(folder: 
             "{steps=3}",
             'environment.options.steps = 3 is no option of harness "mini-swe-agent": write ',
         ),
-        ("mini-swe-agent", "{step_limit=0}", "environment.options.step_limit = 0 is not what harness"),
-        ("mini", "{step_limit='x'}", 'environment.options.step_limit = "x" is not what harness "mini" takes: Expected'),
-        ("openai-script", "{turns=0}", "environment.options.turns = 0 is not what harness"),
+        (
+            "mini-swe-agent",
+            "{step_limit=0}",
+            "environment.options.step_limit = 0 is not a whole number of 1 or more: write",
+        ),
+        ("mini", "{step_limit='x'}", 'environment.options.step_limit = "x" is not a whole number of 1 or more: write'),
+        ("mini", "{config='one_repli'}", 'did you mean "one_reply"?'),
+        (
+            "mini",
+            "{turns=3}",
+            'environment.options.turns = 3 is no option of harness "mini": write',
+        ),
+        ("openai-script", "{turns=0}", "environment.options.turns = 0 is not a whole number of 1 or more: write"),
+        ("openai-script", "{config='one_reply'}", 'is no option of harness "openai-script": write one of tools, turns'),
     ],
 )
 def test_an_option_that_the_environment_does_not_take_is_refused(

@@ -211,8 +211,9 @@ async def _dead_letters(bus: Bus, run: str) -> Finding:
         last = letters[-1]
         return fault(
             "dead letters",
-            f"{len(letters)}, the last by {last.service}: {last.reason} at {last.subject}",
-            "mend what its detail names; the message itself lies in stream DEAD under of.dead.<service>",
+            f"{len(letters)}, the last by {last.service}: {last.reason} at {last.subject}"
+            + (f" ({last.detail.strip().splitlines()[-1]})" if last.detail.strip() else ""),
+            "mend what it names; the message itself lies in stream DEAD under of.dead.<service>",
         )
     return ok("dead letters", "none")
 

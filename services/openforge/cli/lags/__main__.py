@@ -55,17 +55,22 @@ def repeat_exactly(
 
     What the folder's exact.json holds of the same settings is not computed again. Results are written after each seed.
     """
+    from openforge.cli.lags.exact import ENVIRONMENT
     from openforge.cli.lags.exact import learned as curve_of
 
     asked = _asked(lags)
-    digest = _digest(load(run_file, overrides))
-    before = _before(out / "exact.json", digest)
-    curves: list[Curve] = []
+    config = load(run_file, overrides)
+    if config.run.steps < 1 or config.environment.name != ENVIRONMENT:
+        raise typer.BadParameter(f"{run_file}: write run.steps of 1 or more, and environment.name = {ENVIRONMENT!r}")
+    digest = _digest(config)
+    made = {"machine": machine(), "run_file": str(run_file), "set": overrides or [], "digest": digest}
+    found = _before(out / "exact.json", digest)
     for seed in range(1, seeds + 1):
         config = with_model(load(run_file, [*(overrides or []), f"run.seed={seed}"]))
-        curves += [before.get((seed, lag)) or curve_of(config, lag) for lag in asked]
-        rows = learned(curves)
-        made = {"machine": machine(), "run_file": str(run_file), "set": overrides or [], "digest": digest}
+        for lag in asked:
+            found[seed, lag] = found.get((seed, lag)) or curve_of(config, lag)
+        curves = [found[key] for key in sorted(found)]
+        rows = learned([curve for curve in curves if curve.max_lag in asked and curve.seed <= seed])
         _write(out, "exact.json", {**made, "lags": rows, "curves": curves})
         draw(curves, out / "exact.svg")
         typer.echo("\n".join(learned_table(rows)))
@@ -82,7 +87,10 @@ def _before(path: Path, digest: str) -> dict[tuple[int, int], Curve]:
     """By seed and lag; nothing of other settings."""
     if not path.exists():
         return {}
-    found = msgspec.json.decode(path.read_bytes(), type=_Before)
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=_Before)
+    except msgspec.MsgspecError as error:
+        raise typer.BadParameter(f"{path} is no result of this command ({error}): name another --out") from None
     return {(curve.seed, curve.max_lag): curve for curve in found.curves if found.digest == digest}
 
 
@@ -96,6 +104,8 @@ def _asked(lags: str) -> list[int]:
         asked = [int(lag) for lag in lags.split(",")]
     except ValueError:
         raise typer.BadParameter(f"--lags {lags} is no list of whole numbers: write for example 0,1,4") from None
+    if min(asked) < 0 or len(set(asked)) < len(asked):
+        raise typer.BadParameter(f"--lags {lags}: write each once, and none below 0")
     if 0 not in asked:
         raise typer.BadParameter(f"--lags {lags} lacks 0, the synchronous run that the others are compared with")
     return asked

@@ -57,23 +57,27 @@ def shard(policy: Any, device: torch.device) -> None:
 
 def share(rows: Sequence[RowT], own_rank: int, world_size: int) -> list[tuple[RowT, float]]:
     """A rank's rows with weight 1, padded with weight 0 to the length of the longest share."""
-    shares = balanced(rows, world_size)
-    longest = max(len(part) for part in shares)
-    own = shares[own_rank]
-    return [(row, 1.0) for row in own] + [(rows[0], 0.0) for _ in range(longest - len(own))]
+    return shares(rows, world_size)[own_rank]
+
+
+def shares(rows: Sequence[RowT], world_size: int) -> list[list[tuple[RowT, float]]]:
+    """Of each rank its `share`."""
+    parts = balanced(rows, world_size)
+    longest = max(map(len, parts))
+    return [[(row, 1.0) for row in own] + [(row, 0.0) for row in rows[:1]] * (longest - len(own)) for own in parts]
 
 
 def balanced(rows: Sequence[RowT], world_size: int) -> list[list[RowT]]:
     """The rows dealt to ranks: as evenly as can be in number, since all run as many as the longest share has, dearest
     first and each to whoever has the least to compute so far."""
-    shares: list[list[RowT]] = [[] for _ in range(world_size)]
+    parts: list[list[RowT]] = [[] for _ in range(world_size)]
     load = [0.0] * world_size
     most = math.ceil(len(rows) / world_size)
     for row in sorted(rows, key=lambda row: -cost(row, PAIR_COST)):
-        lightest = min((place for place in range(world_size) if len(shares[place]) < most), key=load.__getitem__)
-        shares[lightest].append(row)
+        lightest = min((place for place in range(world_size) if len(parts[place]) < most), key=load.__getitem__)
+        parts[lightest].append(row)
         load[lightest] += cost(row, PAIR_COST)
-    return shares
+    return parts
 
 
 def with_routing(rows: Sequence[Row]) -> list[tuple[Row, float]]:
@@ -96,8 +100,7 @@ def dealt(rows: Sequence[HasRouting], share_R: Sequence[int]) -> list[Routing | 
 
 def deals(rows: Sequence[HasRouting], share_R: Sequence[int]) -> list[list[Routing | None]]:
     """For each rank what its rows go through; a row that only fills its share up goes through what it likes."""
-    shares = max(share_R) + 1
-    parts = [[row.routing if part else None for row, part in share(rows, each, shares)] for each in range(shares)]
+    parts = [[row.routing if part else None for row, part in own] for own in shares(rows, max(share_R) + 1)]
     return [parts[each] for each in share_R]
 
 

@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta
 
 from openforge.env.contract import CommandAgent, HarnessKind, LlmArgs, TaskTemplate
 from openforge.env.layout import load_tasks
@@ -19,7 +22,9 @@ def tasks() -> Sequence[TaskTemplate]:
     return load_tasks(HERE / "tasks")
 
 
-def create_command(*, harness: str, instruction: str, llm_args: LlmArgs, turns: int = 4) -> CommandAgent:
+def create_command(
+    *, harness: str, instruction: str, llm_args: LlmArgs, turns: Annotated[int, Meta(ge=1)] = 4
+) -> CommandAgent:
     """The program that runs in the sandbox. Replace it with any agent that speaks Chat Completions."""
     return CommandAgent(
         argv=("python3", AGENT, instruction),
