@@ -146,5 +146,5 @@ async def test_an_episode_that_is_called_off_starts_no_further_command(tmp_path:
 
 
 def test_an_unknown_configuration_names_those_that_exist(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="use one of multi_turn, one_reply, one_reply_submit"):
+    with pytest.raises(ValueError, match="use one of one_reply, one_reply_submit, multi_turn"):
         create_env(FolderSandbox(tmp_path), harness="mini-swe-agent", config="nosuch")
