@@ -12,16 +12,16 @@ from pathlib import Path
 from openforge.service import die_with_parent
 
 
-def run(
-    command: Sequence[str], *, stdout: int | None = None, check: bool = False
-) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(command, stdout=stdout, check=check, preexec_fn=with_us)
+def run(command: Sequence[str], *, stdout: int | None = None) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(command, stdout=stdout, check=False, preexec_fn=with_us)
 
 
 def train(run_file: Path, overrides: Sequence[str]) -> None:
-    """`openforge train`, what it prints on standard error; raises `CalledProcessError`."""
+    """`openforge train`, what it prints on standard error. Where it fails, and so has said why, we exit as it did."""
     sets = [argument for override in overrides for argument in ("--set", override)]
-    run((sys.executable, "-m", "openforge.cli", "train", str(run_file), *sets), stdout=2, check=True)
+    ended = run((sys.executable, "-m", "openforge.cli", "train", str(run_file), *sets), stdout=2)
+    if ended.returncode:
+        sys.exit(ended.returncode)
 
 
 def with_us() -> None:

@@ -78,10 +78,14 @@ def way_in(error: str, deployment: Deployment) -> str:
         )
     if "is JetStream enabled" in error:
         return "give that server's configuration a `jetstream` block (docs/bus.md), or set OPENFORGE_NATS_URL to ours"
+    of_here = (
+        f"whether this machine has such a run, `openforge status {deployment.run}` says"
+        if deployment.run
+        else "for a run on this machine, name it: `openforge doctor RUN`"
+    )
     return (
-        f"start nats-server, or set OPENFORGE_NATS_URL to where it is (now {deployment.bus.url}); for a run on this "
-        "machine, name it: `openforge doctor RUN`; from another machine, look whether a firewall or a NetworkPolicy "
-        "closes the port"
+        f"start nats-server, or set OPENFORGE_NATS_URL to where it is (now {deployment.bus.url}); {of_here}; "
+        "from another machine, look whether a firewall or a NetworkPolicy closes the port"
     )
 
 

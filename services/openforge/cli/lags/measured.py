@@ -62,7 +62,7 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def train(run_file: Path, overrides: Sequence[str]) -> Cost:
-    """`openforge train` to its end; raises `CalledProcessError`."""
+    """`openforge train` to its end."""
     began, cpu_s, load = time.monotonic(), _cpu_s(), os.getloadavg()[0]
     children.train(run_file, overrides)
     return Cost(wall_s=time.monotonic() - began, cpu_s=_cpu_s() - cpu_s, load=(load, os.getloadavg()[0]))
