@@ -121,4 +121,23 @@ def test_what_was_computed_is_not_computed_again_unless_a_setting_changed(tmp_pa
     said["curves"][0]["rewards"] = [-7.0]
     result.write_text(json.dumps(said))
     assert rewards() == [[-7.0], second]
+    assert rewards("--seeds", "1") == [[-7.0], second], "what was not asked for stays"
     assert rewards("--set", "sampling.temperature=0.9")[0] != [-7.0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--lags", "0,x"), "no list of whole numbers"),
+        (("--lags", "1,2"), "lacks 0"),
+        (("--lags", "0,-1"), "none below 0"),
+        (("--lags", "0,0"), "write each once"),
+        (("--set", "run.steps=0"), "run.steps of 1 or more"),
+        (("examples/demo.toml",), "environment.name = 'letters'"),
+    ],
+)
+def test_what_cannot_be_computed_is_refused(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
+    done = CliRunner().invoke(app, ["exact", *arguments, "--out", str(tmp_path)], env={"COLUMNS": "400"})
+    assert done.exit_code == 2
+    assert said in " ".join(done.output.replace("│", " ").split())
+    assert list(tmp_path.iterdir()) == []
