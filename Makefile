@@ -41,8 +41,8 @@ seeds: install ## the demo with three seeds, and the table of docs/demo.md
 	$(BIN)/python -m openforge.cli.curves demo-1 demo-2 demo-3 --out docs/demo
 
 test: install prometheus ## unit and integration tests, and one tiny run end to end: minutes
-	$(BIN)/pytest -m "$(QUICK)" -n $(JOBS) --dist loadfile --ignore tests/e2e --ignore $(ALONE) $(ARGS)
-	$(BIN)/pytest -m "$(QUICK)" tests/e2e $(ALONE) $(ARGS)
+	$(BIN)/pytest -m "$(QUICK)" --timeout 400 -n $(JOBS) --dist loadfile --ignore tests/e2e --ignore $(ALONE) $(ARGS)
+	$(BIN)/pytest -m "$(QUICK)" --timeout 400 tests/e2e $(ALONE) $(ARGS)
 
 check: install ## types, lint, format, import rules, generated schemas, Dockerfiles
 	$(BIN)/ruff check .
@@ -63,7 +63,7 @@ heavy-runs: install
 	$(BIN)/pytest -m heavy tests/e2e $(ARGS)
 
 long: install daemons consumers ## whole runs for which CI has no time: kills in every mode of staleness, and the services as pods; the consumer in Go
-	$(BIN)/pytest -m long tests/e2e $(ARGS)
+	$(BIN)/pytest -m long --timeout 5400 tests/e2e $(ARGS)
 
 # Out of Debian's package, whose installation would start a server: promtool tests the alerts, prometheus asks our exporter.
 prometheus: | install
@@ -86,7 +86,7 @@ manifests: install prometheus ## deploy/k8s, rendered, against the published sch
 	$(BIN)/pytest tests/unit/deploy $(ARGS)
 
 cluster: install ## the services as pods would run them, with a NATS cluster of three, and one of each killed; part of long
-	$(BIN)/pytest -m long tests/e2e/test_cluster.py $(ARGS)
+	$(BIN)/pytest -m long --timeout 5400 tests/e2e/test_cluster.py $(ARGS)
 
 test-compose: install ## images, and the deployment of deploy/compose at work on a dockerd of the test's own; as root on Debian, installs it
 	@{ command -v dockerd && command -v docker && command -v runc && command -v wget; } >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -y -qq --no-install-recommends docker.io runc iptables wget; } \

@@ -41,8 +41,11 @@ def made_at_once(path: Path, *, name: str, source: str, license: str) -> Iterato
     """A folder to fill; it gets its record and then the name `path`, or vanishes on an error.
 
     Whoever finished first wins: a folder that stands at `path` by then is kept. Drafts that a crash left are
-    removed once they are old.
+    removed once they are old. transformers shows no progress bars from here on: these models take a moment.
     """
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
     path.parent.mkdir(parents=True, exist_ok=True)
     for left in path.parent.glob(f".{path.name}-*"):
         if left.stat().st_mtime < time.time() - _DRAFT_AGE_S:

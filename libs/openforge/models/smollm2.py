@@ -67,9 +67,7 @@ def _convert(gguf: Path, draft: Path) -> None:
     """GGUF to safetensors. transformers cannot save the de-quantised model itself, so a fresh one takes its tensors."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM
-    from transformers.utils.logging import disable_progress_bar
 
-    disable_progress_bar()
     source = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
     tokenizer = AutoTokenizer.from_pretrained(**source)
     tokenizer.chat_template = None

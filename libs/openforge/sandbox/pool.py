@@ -14,6 +14,7 @@ import msgspec
 
 from openforge.sandbox.admission import NORMAL, SPARE, Admission, Busy
 from openforge.sandbox.contract import Box, SandboxDriver, SandboxLimits, SandboxLost, SandboxSpec
+from openforge.service import cancel
 
 _SPARE_TTL_S = 30 * 86400.0  # the end of its maker ends it too
 _PAUSE_S = 1.0  # after a sandbox could not be made
@@ -83,9 +84,7 @@ class Pool:
     async def drain(self) -> None:
         """End those that nobody asked for, and make no more."""
         if self._filling is not None:
-            self._filling.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._filling
+            await cancel(self._filling)
             self._filling = None
         boxes = [box for ready in self._ready.values() for box in ready]
         self._ready.clear()

@@ -7,11 +7,11 @@ where it raises.
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import suppress
 
 import msgspec
 
 from openforge.sandbox.contract import Sandbox, SandboxLost
+from openforge.service import cancel
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
 _OUTPUT_CAP = 1 << 16
@@ -81,11 +81,7 @@ class Services:
     async def stop(self) -> None:
         """May be called twice, and after the sandbox is gone."""
         running, self._running = self._running, {}
-        for task in running.values():
-            task.cancel()
-        for task in running.values():
-            with suppress(asyncio.CancelledError):
-                await task
+        await cancel(*running.values())
 
     async def _live(self, service: Service) -> str:
         """Its whole life is one command; how that ended."""

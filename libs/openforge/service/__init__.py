@@ -15,6 +15,7 @@ from openforge.service.life import (
 )
 from openforge.service.log import JsonLines, Log, log, set_up_logs
 from openforge.service.settings import settings_from_env
+from openforge.service.tasks import cancel
 
 __all__ = [
     "BAD_SETTINGS",
@@ -27,6 +28,7 @@ __all__ = [
     "JsonLines",
     "Log",
     "Zombie",
+    "cancel",
     "die_with_parent",
     "health",
     "listen_for_signals",

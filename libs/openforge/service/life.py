@@ -21,6 +21,7 @@ from openforge.service.health import health
 from openforge.service.log import log, set_up_logs
 from openforge.service.metrics import PROCESS, Process, set_up_metrics
 from openforge.service.settings import settings_from_env
+from openforge.service.tasks import cancel
 from openforge.service.tracing import set_up_traces
 
 OK, FAILED, BAD_SETTINGS, ZOMBIE = 0, 1, 2, 3
@@ -92,14 +93,12 @@ async def _reach(stack: AsyncExitStack, settings: BusSettings, name: str) -> Bus
 
 async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
     """What `work` returns, or None if `stop` is set before it does."""
-    working, stopping = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
+    working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
     try:
         await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
         return await working if working.done() else None
     finally:
-        stopping.cancel()
-        working.cancel()
-        await asyncio.wait({working})
+        await cancel(stopping, working)
 
 
 def listen_for_signals(stop: asyncio.Event) -> None:

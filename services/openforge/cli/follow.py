@@ -8,7 +8,6 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from contextlib import suppress
 
 import msgspec
 
@@ -17,6 +16,7 @@ from openforge.cli.supervise import Supervised
 from openforge.protos import StopReason
 from openforge.runs import RunConfig
 from openforge.runs.progress import FOLDED, Progress
+from openforge.service import cancel
 
 
 class Watch(msgspec.Struct, kw_only=True):
@@ -52,10 +52,7 @@ async def until_over(
             if watch.caught_up and (why := watch.progress.stuck(config, time.time())):
                 return StopReason.NO_PROGRESS, why
     finally:
-        for task in (following, stopping):
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+        await cancel(following, stopping)
 
 
 async def _follow(bus: Bus, config: RunConfig, watch: Watch) -> tuple[StopReason, str]:

@@ -22,7 +22,7 @@ from openforge.engine.settings import Settings
 from openforge.engine.waves import Fleet
 from openforge.protos import PolicyPublished, PolicyServed
 from openforge.runs import RunConfig, submitted_config
-from openforge.service import health, log
+from openforge.service import cancel, health, log
 from openforge.weights import BadWeights
 from openforge.weights.cache import Cache
 from openforge.weights.objects import StoreBroken, StoreRefused
@@ -43,9 +43,7 @@ async def serve(settings: Settings, bus: Bus, stop: asyncio.Event) -> None:
         if living.done():
             living.result()
     finally:
-        for task in (living, stopping):
-            task.cancel()
-        await asyncio.gather(living, stopping, return_exceptions=True)
+        await cancel(living, stopping)
 
 
 class Engine:

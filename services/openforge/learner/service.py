@@ -10,7 +10,6 @@ The backend lives in one thread of its own, so that the bus stays alive during a
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections import deque
 from collections.abc import Iterable
@@ -49,7 +48,7 @@ from openforge.protos import (
 from openforge.protos.trajectory import env_token
 from openforge.runs import RunConfig, canonical
 from openforge.runs.submit import submitted_config
-from openforge.service import BadSettings, Zombie, health, log
+from openforge.service import BadSettings, Zombie, cancel, health, log
 from openforge.weights.stores import store_at
 
 FOLLOWED = ("group", "trajectory", "policy")
@@ -384,9 +383,9 @@ class Learner:
     async def rest(self, work: asyncio.Task[None]) -> None:
         """End the work, or raise why it ended by itself. A step in the making is lost, nothing else; between steps
         a checkpoint spares the next start its computing."""
-        work.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await work
+        await cancel(work)
+        if not work.cancelled():
+            work.result()
         if self._saving is not None:
             await self._saving
         if not self._ahead:

@@ -29,7 +29,7 @@ from openforge.proxy.settings import Settings
 from openforge.proxy.upstream import Engine
 from openforge.runs import RunConfig, submitted_config
 from openforge.runs.model import model_folder
-from openforge.service import health, log
+from openforge.service import cancel, health, log
 
 _ACK_WAIT_S = 10.0
 """How long an end waits for its seal when the proxy died over it."""
@@ -71,7 +71,7 @@ async def serve(settings: Settings, bus: Bus, stop: asyncio.Event) -> None:
         server.should_exit = True
         await desks.drain(settings.proxy_drain_s)
         await serving
-        await _cancelled([*background, stopping])
+        await cancel(*background, stopping, again_s=1.0)
     for task in (fatal, *background):
         if task.done() and not task.cancelled():
             task.result()
@@ -124,14 +124,6 @@ def _collect_less() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_COLLECT_AFTER)
-
-
-async def _cancelled(tasks: list[asyncio.Task[Any]]) -> None:
-    """Again until they end: a cancellation can be lost on its way down."""
-    while waiting := [task for task in tasks if not task.done()]:
-        for task in waiting:
-            task.cancel()
-        await asyncio.wait(waiting, timeout=1.0)
 
 
 def _renderer(config: RunConfig) -> Renderer:

@@ -10,7 +10,6 @@ import io
 import tarfile
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -27,7 +26,7 @@ from openforge.sandbox_manager.core import Broke, End, Exited, Late, Outcome, Ra
 from openforge.sandbox_manager.env_host.keeper import HostKeeper, HostLost, PipelineRaised
 from openforge.sandbox_manager.keys import Key, KeyMint
 from openforge.sandbox_manager.runs import RunWatch
-from openforge.service import log
+from openforge.service import cancel, log
 
 PROXY_PORT = 8080
 _ARTIFACT_CAP = 64 << 20
@@ -115,10 +114,7 @@ class Attempt:
             return agent.result()
         finally:
             self._agent_s = time.monotonic() - began
-            for task in (agent, over):
-                task.cancel()
-            with suppress(asyncio.CancelledError):
-                await agent
+            await cancel(agent, over)
 
     async def end(self, outcome: Outcome) -> EpisodeEnded:
         """Make the agent's end final and say what it was."""

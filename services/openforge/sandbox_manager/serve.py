@@ -19,7 +19,7 @@ from openforge.sandbox_manager.env_host.keeper import HostKeeper, HostLost
 from openforge.sandbox_manager.keys import KeyMint
 from openforge.sandbox_manager.runs import RunWatch
 from openforge.sandbox_manager.settings import Settings
-from openforge.service import health, log
+from openforge.service import cancel, health, log
 
 _SWEEP_S = 60.0
 _ACK_WAIT_S = 10.0  # how long a dead manager's attempts wait for the next one
@@ -184,8 +184,7 @@ async def serve(settings: Settings, bus: Bus, stop: asyncio.Event) -> None:
                 )
             )
             await stop.wait()
-            for task in (working, following, warming, sweeping):
-                task.cancel()
+            await cancel(working, following, warming, sweeping)
     finally:
         await api.close()
         await hosts.close()

@@ -17,7 +17,7 @@ from openforge.runs.config import RunConfig
 from openforge.scheduler.core import Catalogue, Core, Decision
 from openforge.scheduler.settings import Settings
 from openforge.scheduler.state import Known
-from openforge.service import health, log
+from openforge.service import cancel, health, log
 
 FOLLOWED = ("run", "group", "episode", "trajectory", "policy")
 WATCH_S = 30.0
@@ -27,18 +27,10 @@ async def serve(settings: Settings, bus: Bus, stop: asyncio.Event) -> None:
     scheduler = Scheduler(settings, bus)
     await scheduler.recall()
     async with asyncio.TaskGroup() as group:
-        tasks = {group.create_task(scheduler.follow()), group.create_task(scheduler.act())}
+        tasks = group.create_task(scheduler.follow()), group.create_task(scheduler.act())
         await stop.wait()
-        await _end(tasks)
+        await cancel(*tasks, again_s=0.5)
     await scheduler.remember()
-
-
-async def _end(tasks: set[asyncio.Task[NoReturn]]) -> None:
-    """Cancel until it works: a cancellation that meets an answer gets lost in Python 3.11's `wait_for`."""
-    while tasks:
-        for task in tasks:
-            task.cancel()
-        _, tasks = await asyncio.wait(tasks, timeout=0.5)
 
 
 class Scheduler:

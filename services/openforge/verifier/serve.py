@@ -8,7 +8,7 @@ from openforge.bus import Bus
 from openforge.env.verify import Checker
 from openforge.protos import EpisodeSealed
 from openforge.sandbox.choice import open_driver
-from openforge.service import log
+from openforge.service import cancel, log
 from openforge.verifier.settings import Settings
 from openforge.verifier.worker import Verifier
 
@@ -48,13 +48,9 @@ async def _until(working: "asyncio.Task[None]", stop: asyncio.Event) -> None:
     """Return when `stop` is set, raise what ended the work before that."""
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
-    stopping.cancel()
-    working.cancel()
-    try:
-        await working
-    except asyncio.CancelledError:
-        if not stop.is_set():
-            raise
+    await cancel(working, stopping)
+    if not (stop.is_set() and working.cancelled()):
+        working.result()
 
 
 def _fresh(folder: Path) -> Path:

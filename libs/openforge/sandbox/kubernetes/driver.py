@@ -30,6 +30,7 @@ from openforge.sandbox.kubernetes.pod import (
     pod,
 )
 from openforge.sandbox.kubernetes.state import PodState, state_of
+from openforge.service import cancel
 
 _FAILURES = (ApiException, HTTPError, OSError)
 
@@ -135,9 +136,7 @@ class KubernetesDriver:
     async def close(self) -> None:
         await asyncio.gather(*(box.stop() for box in list(self._living.values())))
         if self._watching is not None:
-            self._watching.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._watching
+            await cancel(self._watching)
         await asyncio.gather(*self._background, return_exceptions=True)
         self._cluster.close()
 

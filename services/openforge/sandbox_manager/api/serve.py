@@ -3,7 +3,7 @@
 import asyncio
 import socket
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 import uvicorn
 
@@ -21,7 +21,7 @@ from openforge.sandbox_manager.api.registry import Alone, Shared
 from openforge.sandbox_manager.api.relay import Relay
 from openforge.sandbox_manager.api.settings import ApiSettings
 from openforge.sandbox_manager.api.shapes import CreateRequest
-from openforge.service import log
+from openforge.service import cancel, log
 from openforge.service.sockets import bound
 
 _BACKLOG = 2048
@@ -96,10 +96,7 @@ class Api:
         """Every sandbox is ended; the driver stays open for its owner."""
         if self._server is not None:
             self._server.should_exit = True
-        for task in self._tasks[1:]:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+        await cancel(*self._tasks[1:])
         if self._jobs is not None:
             await self._jobs.close()
         if self._boxes is not None:

@@ -36,7 +36,7 @@ from openforge.sandbox_manager.env_host.wire import (
     send,
 )
 from openforge.sandbox_manager.settings import Settings
-from openforge.service import log
+from openforge.service import cancel, log
 
 _SOCKET_FOLDER = "/run/env_host"
 _START_S = 180.0
@@ -183,9 +183,7 @@ class EnvHost:
     async def close(self, why: str) -> None:
         self._lose(why)
         if self._process is not None:
-            self._process.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._process
+            await cancel(self._process)
         await self._clean_up()
 
     def _lose(self, why: str) -> None:
