@@ -35,7 +35,6 @@ from manifests import (
 from openforge.bus import BusSettings
 from openforge.bus.server import find_binary, free_port
 from openforge.cli.supervise import GaveUp, Spec, Supervised, Supervisor
-from openforge.service import die_with_parent
 
 _PERMANENT = ("StatefulSet", "Deployment", "Job")
 _KEPT = ("PATH", "LANG", "PYTHONPATH", "OMP_NUM_THREADS", "OPENFORGE_REQUIRE_SANDBOXES")
@@ -102,7 +101,6 @@ class Pod:
             env={name: os.environ[name] for name in _KEPT if name in os.environ} | env | more,
             log=self._folder / f"{self.name}.log",
             health=Path(health) if health else None,
-            before_exec=die_with_parent,
         )
 
 
@@ -183,7 +181,7 @@ class Cluster:
         """`openforge ...` beside the cluster, as its operator; what it says goes to `client.log`."""
         env = dict(self.environment("bus-set-up")) | {"OPENFORGE_RUNS": str(self.folder / "runs")}
         with (self.folder / "client.log").open("ab") as log:
-            argv = (sys.executable, "-m", "openforge.cli.main", *arguments)
+            argv = (sys.executable, "-m", "openforge.cli", *arguments)
             return await asyncio.create_subprocess_exec(
                 *argv, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )

@@ -33,6 +33,7 @@ logger = logging.getLogger("openforge.bus")
 ACK_TIMEOUT_S = 5.0
 RECONNECT_WAIT_S = 0.25
 SILENCE = "not a word came"
+DENIED = "bus denied"
 HEADROOM = 4096  # headers share max_payload with the payload
 _OLDEST_SERVER = (2, 11)  # batched direct get
 _VIOLATION = re.compile(r'permissions violation for (publish|subscription) to "([^"]+)"')
@@ -229,7 +230,7 @@ class Link:
     def _deny(self, act: str, subject: str) -> None:
         """The server's word, which nats-py gives in small letters: whoever waits for that subject waits in vain."""
         level = logging.INFO if subject.startswith(_SET_UP) else logging.WARNING
-        logger.log(level, "bus denied", extra={"fields": {"act": act, "subject": subject}})
+        logger.log(level, DENIED, extra={"fields": {"act": act, "subject": subject}})
         self._denied.add(subject)
         for token, question in list(self._waiting.items()):
             if act == "subscription" or question.subject.lower() == subject:

@@ -5,20 +5,20 @@ and port give the same streams again.
 """
 
 import asyncio
-import ctypes
 import importlib.metadata
 import os
 import shutil
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
+from openforge.service.parent import ends_with_us
+
 READY_TIMEOUT_S = 60.0
-_PR_SET_PDEATHSIG = 1
 
 
 class NoServerBinary(Exception):
@@ -140,7 +140,7 @@ class NatsServer:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,  # Ctrl-C is for us, who stop it in good order
-                preexec_fn=_with_parent() if self._die_with_parent else None,
+                preexec_fn=ends_with_us() if self._die_with_parent else None,
             )
         try:
             await self._ready(timeout_s)
@@ -218,11 +218,3 @@ class NatsServer:
 
 def _quoted(text: str) -> str:
     return msgspec.json.encode(text).decode()
-
-
-def _with_parent() -> "Callable[[], None] | None":
-    """Runs in the child before nats-server does: the kernel ends it when we end. Linux only."""
-    if not sys.platform.startswith("linux"):
-        return None
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-    return lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) and None

@@ -8,12 +8,12 @@ from openforge.service.life import (
     FAILED,
     OK,
     ZOMBIE,
-    die_with_parent,
     listen_for_signals,
     run_service,
     service_exit_code,
 )
 from openforge.service.log import JsonLines, Log, log, set_up_logs
+from openforge.service.parent import die_with_parent, ends_with_us
 from openforge.service.settings import settings_from_env
 from openforge.service.tasks import cancel
 
@@ -30,6 +30,7 @@ __all__ = [
     "Zombie",
     "cancel",
     "die_with_parent",
+    "ends_with_us",
     "health",
     "listen_for_signals",
     "log",

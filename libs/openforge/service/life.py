@@ -6,7 +6,6 @@ be started again; with `OPENFORGE_DIE_WITH_PARENT=1` it does not outlive its par
 """
 
 import asyncio
-import ctypes
 import os
 import signal
 import sys
@@ -20,12 +19,12 @@ from openforge.bus import BadSettings, Bus, BusError, BusSettings, Zombie
 from openforge.service.health import health
 from openforge.service.log import log, set_up_logs
 from openforge.service.metrics import PROCESS, Process, set_up_metrics
+from openforge.service.parent import die_with_parent
 from openforge.service.settings import settings_from_env
 from openforge.service.tasks import cancel
 from openforge.service.tracing import set_up_traces
 
 OK, FAILED, BAD_SETTINGS, ZOMBIE = 0, 1, 2, 3
-_PR_SET_PDEATHSIG = 1
 
 S = TypeVar("S", bound=msgspec.Struct)
 T = TypeVar("T")
@@ -114,15 +113,6 @@ def listen_for_signals(stop: asyncio.Event) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, heard, number)
-
-
-def die_with_parent(by: signal.Signals = signal.SIGKILL) -> None:
-    """The kernel sends this process a signal when its parent ends. Linux; elsewhere the parent has to see to it."""
-    if sys.platform.startswith("linux"):
-        parent = os.getppid()
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, by)
-        if os.getppid() != parent:  # it ended before we asked
-            os._exit(FAILED)
 
 
 def _last_line(error: BaseException) -> int:

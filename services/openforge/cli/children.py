@@ -6,14 +6,14 @@ Promises: they end with the tool, however it ends, as by Ctrl-C: with all that t
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from openforge.service import die_with_parent
+from openforge.service import ends_with_us
 
 
 def run(command: Sequence[str], *, stdout: int | None = None) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(command, stdout=stdout, check=False, preexec_fn=with_us)
+    return subprocess.run(command, stdout=stdout, check=False, preexec_fn=with_us())
 
 
 def train(run_file: Path, overrides: Sequence[str]) -> None:
@@ -24,7 +24,12 @@ def train(run_file: Path, overrides: Sequence[str]) -> None:
         sys.exit(ended.returncode)
 
 
-def with_us() -> None:
-    """To be run in a child before its program is."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # who starts us in the background may have it ignored
-    die_with_parent(signal.SIGINT)
+def with_us() -> Callable[[], None]:
+    """A `preexec_fn` of a child that our end interrupts."""
+    ends = ends_with_us(signal.SIGINT)
+
+    def before_exec() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # who starts us in the background may have it ignored
+        ends()
+
+    return before_exec

@@ -24,7 +24,6 @@ from openforge.protos import EpisodeSealed, EpisodeStarted, StopReason
 from openforge.runs import RunConfig, stop_run, submit
 from openforge.runs.progress import Progress
 from openforge.runs.summary import Summary
-from openforge.service import die_with_parent
 
 CANCEL_S = 10.0
 
@@ -150,7 +149,6 @@ def _server_spec(home: Home, ports: Ports) -> Spec:
         argv=(find_binary(), "-c", str(file)),
         env=server_env(),
         log=home.logs / "nats.log",
-        before_exec=die_with_parent,
     )
 
 

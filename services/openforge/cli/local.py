@@ -52,7 +52,6 @@ def service_specs(config: RunConfig, home: Home, ports: Ports) -> Iterator[Spec]
         "OPENFORGE_ENGINE_URL": address(ports).engine_url,
         "OPENFORGE_PROXY_URL": address(ports).proxy_url,
         "OPENFORGE_BLOBS": str(home.blobs),
-        "OPENFORGE_DIE_WITH_PARENT": "1",
         # Waiting threads must not spin: engine, learner and sandboxes share the cores.
         "OMP_WAIT_POLICY": "PASSIVE",
         "TOKENIZERS_PARALLELISM": "false",

@@ -137,12 +137,12 @@ async def disturbed(
     sets = [argument for override in (f"run.name={run}", *overrides) for argument in ("--set", override)]
     with (home.root / "train.log").open("ab") as log:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "openforge.cli.main", "train", str(run_file), *sets),
+            *(sys.executable, "-m", "openforge.cli", "train", str(run_file), *sets),
             env=dict(os.environ) | dict(settings or {}) | {"OPENFORGE_RUNS": str(runs)},
             stdin=asyncio.subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            preexec_fn=with_us,
+            preexec_fn=with_us(),
         )
     try:
         yield Disturbed(home, process)
@@ -155,7 +155,7 @@ async def disturbed(
 def ledger_of_home(home: Home) -> tuple[int, dict[str, Any]]:
     """What `openforge ledger RUN --json` says: its exit code and its object."""
     done = subprocess.run(
-        (sys.executable, "-m", "openforge.cli.main", "ledger", home.run, "--json"),
+        (sys.executable, "-m", "openforge.cli", "ledger", home.run, "--json"),
         env=dict(os.environ) | {"OPENFORGE_RUNS": str(home.root.parent)},
         capture_output=True,
         check=False,

@@ -18,6 +18,7 @@ from typing import Literal
 import msgspec
 
 from openforge.cli.words import last_words
+from openforge.service import ends_with_us
 
 BAD_SETTINGS = 2
 ZOMBIE = 3
@@ -29,17 +30,13 @@ class GaveUp(Exception):
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True):
-    """One process: `health` is the file in which it says that it is ready, `log` takes its output.
-
-    `before_exec` runs in the child before the program does.
-    """
+    """One process: `health` is the file in which it says that it is ready, `log` takes its output. It ends with us."""
 
     name: str
     argv: Sequence[str]
     env: Mapping[str, str]
     log: Path
     health: Path | None = None
-    before_exec: Callable[[], None] | None = None
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,7 +109,7 @@ class Supervised:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=self.spec.before_exec,
+                preexec_fn=ends_with_us(),
             )
         if self._stopping.is_set():  # while it was being started
             await self.stop()

@@ -303,8 +303,10 @@ class VllmBackend:
 
 
 def _for_cpus(max_requests: int, asked: Sequence[str]) -> Iterator[str]:
-    yield from ("--max-num-batched-tokens", str(max(_CPU_STEP, max_requests)))
-    if not any(argument.replace("_", "-").startswith(_SEVERAL_WORKERS) for argument in asked):
+    told = [argument.replace("_", "-") for argument in asked]
+    if "--no-enable-chunked-prefill" not in told:  # a step has to hold a whole prompt then
+        yield from ("--max-num-batched-tokens", str(max(_CPU_STEP, max_requests)))
+    if not any(argument.startswith(_SEVERAL_WORKERS) for argument in told):
         yield from ("--distributed-executor-backend", _ONE_PROCESS)
 
 

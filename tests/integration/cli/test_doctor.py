@@ -1,6 +1,7 @@
 """Deployments broken on purpose, each on real servers: the doctor names the fault and what to do."""
 
 import asyncio
+import logging
 import os
 import signal
 import time
@@ -73,7 +74,9 @@ def engine_at(version: str) -> Callable[[str], tuple[int, bytes]]:
     return lambda path: (200, weights if path == "/weight_info" else b"")
 
 
-async def test_a_deployment_that_is_well_has_no_fault(world: World, tmp_path: Path) -> None:
+async def test_a_deployment_that_is_well_has_no_fault_and_nothing_is_said_beside_the_findings(
+    world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "config.json").write_text("{}")
     async with answering(engine_at("4")) as engine, answering(lambda _: (401, b"{}")) as proxy:
         what = deployment(
@@ -81,6 +84,7 @@ async def test_a_deployment_that_is_well_has_no_fault(world: World, tmp_path: Pa
         )
         findings = [finding async for finding in examine(what)]
     assert [finding for finding in findings if finding.state == "fault"] == []
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
     assert {"bus", "streams", "clock", "blobs", "credentials", "engine", "proxy", "model", "sandbox"} <= {
         finding.check for finding in findings if finding.state in ("ok", "note")
     }

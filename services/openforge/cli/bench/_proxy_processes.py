@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from openforge.bus.server import free_port
-from openforge.service import die_with_parent, read_health
+from openforge.service import ends_with_us, read_health
 
 
 @asynccontextmanager
@@ -20,7 +20,7 @@ async def module(name: str, *arguments: str) -> AsyncIterator[int]:
     """The process id of one of this bench's own programs, which says `ready`."""
     command = ("-m", f"openforge.cli.bench.{name}", *arguments)
     process = await asyncio.create_subprocess_exec(
-        sys.executable, *command, stdout=asyncio.subprocess.PIPE, preexec_fn=die_with_parent
+        sys.executable, *command, stdout=asyncio.subprocess.PIPE, preexec_fn=ends_with_us()
     )
     try:
         assert process.stdout is not None

@@ -1,8 +1,10 @@
 """What can be seen on the bus: streams, the server's clock, blobs, dead letters, and what each role may do there."""
 
 import asyncio
+import logging
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,7 +15,7 @@ from nats.js.errors import APIError, NotFoundError
 from openforge.blobs import BlobLost
 from openforge.bus import Bus, BusError, Denied
 from openforge.bus.credentials import Credentials
-from openforge.bus.link import SILENCE
+from openforge.bus.link import DENIED, SILENCE
 from openforge.bus.permissions import OPERATOR, ROLES, grant
 from openforge.bus.streams import configs
 from openforge.cli.doctor.deployment import Deployment
@@ -296,9 +298,25 @@ async def _permissions(bus: Bus, role: str, check: str) -> AsyncIterator[Finding
 
 async def _may_read(bus: Bus, stream: str) -> bool:
     try:
-        await _answer(f"the state of stream {stream}", bus.link.ask_api(f"STREAM.INFO.{stream}"))
+        with _denials_unsaid():
+            await _answer(f"the state of stream {stream}", bus.link.ask_api(f"STREAM.INFO.{stream}"))
     except Denied:
         return False
     except APIError:
         return True  # let through to the server, which has no such stream
     return True
+
+
+@contextmanager
+def _denials_unsaid() -> Iterator[None]:
+    """A denial is what is asked for here, and nothing for the log."""
+    logger = logging.getLogger("openforge.bus")
+    logger.addFilter(_is_no_denial)
+    try:
+        yield
+    finally:
+        logger.removeFilter(_is_no_denial)
+
+
+def _is_no_denial(record: logging.LogRecord) -> bool:
+    return record.getMessage() != DENIED

@@ -25,7 +25,7 @@ from openforge.learner.backends.contract import BackendRefused, StepStats
 from openforge.learner.packing import TrainSequence
 from openforge.runs import RunConfig, config_of
 from openforge.runs.load import canonical
-from openforge.service import BAD_SETTINGS, FAILED, OK, BadSettings, log
+from openforge.service import BAD_SETTINGS, FAILED, OK, BadSettings, ends_with_us, log
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -165,7 +165,9 @@ def _start_others(world_size: int) -> list[subprocess.Popen[bytes]]:
     os.environ.update(shared, RANK="0", LOCAL_RANK="0")
     return [
         subprocess.Popen(
-            [sys.executable, "-m", "openforge.learner"], env={**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            [sys.executable, "-m", "openforge.learner"],
+            env={**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            preexec_fn=ends_with_us(),
         )
         for rank in range(1, world_size)
     ]
