@@ -238,6 +238,10 @@ class LearnerProcess:
             self._process.send_signal(number)
         return await self.wait()
 
+    def expect_alive(self) -> None:
+        assert self._process is not None
+        assert self._process.returncode is None, self.log()[-2000:]
+
     def log(self) -> str:
         return (self.home / "learner.log").read_text()
 

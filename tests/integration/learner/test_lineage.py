@@ -72,9 +72,7 @@ async def test_a_run_is_trained_to_its_end_and_every_version_is_published(
     ]
 
 
-@pytest.mark.parametrize(
-    "seed", [1, pytest.param(2, marks=pytest.mark.heavy), pytest.param(3, marks=pytest.mark.heavy)]
-)
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.heavy)])
 async def test_a_learner_killed_at_random_points_ends_with_the_same_weights(
     bus: Bus, bus_settings: BusSettings, tmp_path: Path, seed: int
 ) -> None:
@@ -89,6 +87,7 @@ async def test_a_learner_killed_at_random_points_ends_with_the_same_weights(
     feeding = asyncio.create_task(feed_run(bus, wild))
     kills, learner = 0, await LearnerProcess(bus_settings, tmp_path / "wild", "wild").start()
     while not await is_published(bus, "wild", 6):
+        learner.expect_alive()
         if kills < 4 and await is_trained(bus, "wild", kills + 1):
             await asyncio.sleep(rng.uniform(0, 0.1))
             await learner.kill()

@@ -8,13 +8,20 @@ from typing import Any
 
 import torch
 
+from openforge.learner.backends.contract import BackendRefused
+
 
 def load_plain(path: str, recompute: bool = False) -> Any:
+    """Raises `BackendRefused` where its weights cannot be read."""
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa")
+    try:
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa")
+    except SafetensorError as error:
+        raise BackendRefused(f"model.path = {path!r}: its weights cannot be read ({error}): get it anew") from None
     model.config.use_cache = False
     if recompute:
         model.gradient_checkpointing_enable({"use_reentrant": False})
