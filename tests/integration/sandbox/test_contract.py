@@ -180,6 +180,15 @@ async def test_a_command_on_a_terminal_is_talked_to_and_its_window_changes(box: 
     await terminal.close()
 
 
+async def test_no_byte_on_a_terminal_waits_for_the_next(box: Box) -> None:
+    terminal = await box.terminal("stty raw -echo; printf up; exec cat")
+    await said(terminal, b"up")
+    for number in range(256):
+        await terminal.write(bytes([number]))
+        assert await asyncio.wait_for(terminal.read(), 20) == bytes([number])
+    await terminal.close()
+
+
 async def test_a_signal_reaches_the_command_on_the_terminal(box: Box) -> None:
     terminal = await box.terminal("echo up; exec sleep 60")
     await said(terminal, b"up")

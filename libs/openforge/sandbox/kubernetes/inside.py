@@ -85,7 +85,7 @@ def pump(source: "_socket.socket", target: "_socket.socket") -> None:
 def once() -> int:
     prctl(PR_SET_DUMPABLE, 0)
     nonce, number, size, *work = read_frame(0)
-    kills = memory_kills()
+    kills, said = memory_kills(), b""
     if work[0] == b"kill":
         kill_marked(MARK + number, set(), lambda: None)
         code = 0
@@ -93,11 +93,12 @@ def once() -> int:
         kill_all()
         code = 0
     elif work[0] == b"terminal":
-        code = serve_terminal(work[1:])
+        code, said = serve_terminal(work[1:])
     else:
         code = serve_command(int(size), work)
-    write_all(1, nonce)
-    write_all(2, nonce + b"%d %d\n" % (code, memory_kills() - kills))
+    if not said:
+        write_all(1, nonce)
+    write_all(2, nonce + b"%d %d %s\n" % (code, memory_kills() - kills, said))
     return 0
 
 
@@ -149,10 +150,12 @@ def until_ended(pid: int, wake: int) -> int:
         posix.read(wake, 4096)
 
 
-def serve_terminal(fields: list[bytes]) -> int:
-    """Says its process number first. `fields` are rows, cols and the work.
+def serve_terminal(fields: list[bytes]) -> tuple[int, bytes]:
+    """How it ended, and how many bytes it said, in digits: its output has no end mark, for whoever looks for one holds
+    back what may begin it, and at a terminal both sides may wait for just that.
 
-    Frames on standard input are typed text, sizes and signals.
+    Says its process number first. `fields` are rows, cols and the work. Frames on standard input are typed text, sizes
+    and signals.
     """
     wake = wake_on_child()
     master, slave = posix.openpty()
@@ -160,20 +163,20 @@ def serve_terminal(fields: list[bytes]) -> int:
     pid = start_on_terminal(posix.ttyname(slave).encode(), [], fields[2:], {})
     posix.close(slave)
     write_all(2, b"%d\n" % pid)
-    talk(pid, master, wake)
-    return until_ended(pid, wake)
+    said = talk(pid, master, wake)
+    return until_ended(pid, wake), b"%d" % said
 
 
-def talk(pid: int, master: int, wake: int) -> None:
-    """Until nobody has the terminal open, or its command has ended and it is silent."""
+def talk(pid: int, master: int, wake: int) -> int:
+    """Until nobody has the terminal open, or its command has ended and it is silent; how many bytes it said."""
     poll = select.poll()
     for fd in (0, master, wake):
         poll.register(fd, select.POLLIN)
-    ended = False
+    ended, said = False, 0
     while True:
         ready = dict(poll.poll(200 if ended else None))
         if ended and not ready:
-            return
+            return said
         if wake in ready:
             posix.read(wake, 4096)
             ended = ended or has_ended(pid)
@@ -184,9 +187,11 @@ def talk(pid: int, master: int, wake: int) -> None:
                 poll.unregister(0)
         if master in ready:
             try:
-                write_all(1, posix.read(master, _CHUNK))
+                data = posix.read(master, _CHUNK)
+                write_all(1, data)
             except OSError:  # nobody has the other end open
-                return
+                return said
+            said += len(data)
 
 
 def obey(pid: int, master: int, order: list[bytes]) -> None:

@@ -2,7 +2,7 @@
 
 Promises: a flood costs at most the cap; output that nobody reads stops the command, where that is asked for; how the
 command ended is known from our own last words in its output, after all of it, else from the server's status; nothing
-waits for a background process that holds the streams.
+waits for a background process that holds the streams, and no byte of a terminal for the next one.
 
 Reference: the channels of `v5.channel.k8s.io` and `v4.channel.k8s.io`; of the client's `WSClient` only `update`,
 `read_channel` and `write_channel` are used, since its `returncode` fails where no status came.
@@ -67,6 +67,27 @@ class Until:
             self._take(self._held)
             self._held = b""
 
+    def is_whole(self, words: list[bytes]) -> bool:
+        return self.found
+
+
+class Counted:
+    """Passes a terminal's output on as it comes, and knows that it was all from our last words, which say how much."""
+
+    def __init__(self, take: Callable[[bytes], None]) -> None:
+        self._take = take
+        self._said = 0
+
+    def add(self, data: bytes) -> None:
+        self._said += len(data)
+        self._take(data)
+
+    def flush(self) -> None:
+        """Nothing is held."""
+
+    def is_whole(self, words: list[bytes]) -> bool:
+        return self._said >= int(words[2])
+
 
 class Ended:
     """How a command ended. `code` is negative where a signal did it."""
@@ -87,10 +108,10 @@ class Order:
         out: Callable[[bytes], None],
         err: Callable[[bytes], None],
     ) -> None:
-        self.nonce = secrets.token_bytes(16)
+        self.nonce = b"\0" + secrets.token_bytes(15)  # no digit and no line's end, which is all that our words are
         self.head = frame(self.nonce, b"%d" % number, b"%d" % len(stdin), *work)
         self.stdin = stdin
-        self.out = Until(self.nonce, out)
+        self.out: Until | Counted = Counted(out) if work[0] == b"terminal" else Until(self.nonce, out)
         self.err = Until(self.nonce, err)
 
 
@@ -192,11 +213,12 @@ class Stream:
                 until.add(data)
 
     def _said_all(self) -> bool:
-        return self._order.out.found and self._order.err.after.endswith(b"\n")
+        words = self._order.err.after
+        return words.endswith(b"\n") and self._order.out.is_whole(words.split())
 
     def _how(self, ws: Any) -> Ended:
         if self._said_all():
-            code, kills = self._order.err.after.split()
+            code, kills, *_ = self._order.err.after.split()
             return Ended(int(code), int(kills))
         self._order.out.flush()
         self._order.err.flush()
