@@ -41,8 +41,8 @@ seeds: install ## the demo with three seeds, and the table of docs/demo.md
 	$(BIN)/python -m openforge.cli.curves demo-1 demo-2 demo-3 --out docs/demo
 
 test: install prometheus ## unit and integration tests, and one tiny run end to end: minutes
-	$(BIN)/pytest -m "$(QUICK)" --timeout 400 -n $(JOBS) --dist loadfile --ignore tests/e2e --ignore $(ALONE) $(ARGS)
-	$(BIN)/pytest -m "$(QUICK)" --timeout 400 tests/e2e $(ALONE) $(ARGS)
+	$(BIN)/pytest -m "$(QUICK)" --timeout 950 -n $(JOBS) --dist loadfile --ignore tests/e2e --ignore $(ALONE) $(ARGS)
+	$(BIN)/pytest -m "$(QUICK)" --timeout 950 tests/e2e $(ALONE) $(ARGS)
 
 check: install ## types, lint, format, import rules, generated schemas, Dockerfiles
 	$(BIN)/ruff check .
@@ -140,7 +140,7 @@ verl: .venv-verl/.installed ## verl's engines in a .venv-verl of two gigabytes, 
 .venv-verl/.installed: pyproject.toml Makefile
 	test -x .venv-verl/bin/python || $(PYTHON) -m venv .venv-verl
 	.venv-verl/bin/pip install -q --disable-pip-version-check torch==2.13.0
-	.venv-verl/bin/pip install -q --disable-pip-version-check -e '.[verl]' pytest==9.2.0 pytest-asyncio==1.5.0
+	.venv-verl/bin/pip install -q --disable-pip-version-check -e '.[verl]' pytest==9.2.0 pytest-asyncio==1.5.0 pytest-timeout==2.4.0
 	.venv-verl/bin/pip install -q --disable-pip-version-check --no-deps --upgrade --target .venv-verl/megatron megatron-core==0.16.1
 	@touch $@
 

@@ -162,7 +162,7 @@ class Cluster:
 
     def _spec(self, pod: Pod) -> Spec:
         # a container dies as a whole; processes here have to be told so
-        more = {"OPENFORGE_DIE_WITH_PARENT": "1"} | (self._sandboxes if _makes_sandboxes(pod) else {})
+        more = self._sandboxes if _makes_sandboxes(pod) else {}
         return pod.spec(self.objects, self.hosts, more)
 
     # -- what tests look at

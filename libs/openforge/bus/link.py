@@ -271,16 +271,12 @@ class Link:
         future: Answer = asyncio.get_running_loop().create_future()
         self._waiting[token] = _Question(subject, future)
         self._deadlines.append((time.monotonic() + ACK_TIMEOUT_S, token))
-        task = asyncio.current_task()
-        cancellations = task.cancelling() if task else 0
         try:
             await self.client.publish(subject, payload, f"{self._answers_at}.{token}", headers)
         except nats.errors.ConnectionClosedError as error:
             self._fail(token, BusClosed(str(error)))
         except (*_BREAKS, OSError) as error:
             self._fail(token, Lost(str(error)))
-        if task and task.cancelling() > cancellations:
-            raise asyncio.CancelledError  # nats-py's flush swallows one that comes while it waits for the socket
         return future
 
     async def publish(self, subject: str, payload: bytes, headers: dict[str, str] | None = None) -> Ack:
@@ -446,13 +442,21 @@ def _denied(subject: str) -> Denied:
 
 
 class _Client(Client):  # type: ignore[misc]  # nats-py's types are not followed
-    """nats-py's client, asking over the link.
+    """nats-py's client, asking over the link, and forgetting no cancellation: a worker that nobody could stop any more.
 
-    Its own `request` waits with `asyncio.wait_for`, which on Python 3.11 forgets a cancellation that comes
-    together with the answer: a worker that nobody can stop any more.
+    Its own `request` waits with `asyncio.wait_for`, which on Python 3.11 forgets one that comes together with the
+    answer, and its flush swallows one that comes while it waits for the socket.
     """
 
     link: "Link"
+
+    async def _flush_pending(self, force_flush: bool = False) -> Any:
+        task = asyncio.current_task()
+        cancellations = task.cancelling() if task else 0
+        flushed = await super()._flush_pending(force_flush)
+        if task and task.cancelling() > cancellations:
+            raise asyncio.CancelledError
+        return flushed
 
     async def request(
         self,

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from openforge.service.parent import ends_with_us
+from openforge.ending import ends_with_us
 
 READY_TIMEOUT_S = 60.0
 

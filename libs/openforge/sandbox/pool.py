@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from openforge.ending import cancel
 from openforge.sandbox.admission import NORMAL, SPARE, Admission, Busy
 from openforge.sandbox.contract import Box, SandboxDriver, SandboxLimits, SandboxLost, SandboxSpec
-from openforge.service import cancel
 
 _SPARE_TTL_S = 30 * 86400.0  # the end of its maker ends it too
 _PAUSE_S = 1.0  # after a sandbox could not be made

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from openforge.ending import cancel
 from openforge.sandbox.contract import Sandbox, SandboxLost
-from openforge.service import cancel
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
 _OUTPUT_CAP = 1 << 16

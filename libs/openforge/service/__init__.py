@@ -2,6 +2,7 @@
 
 from openforge.bus.errors import Zombie
 from openforge.bus.settings import BadSettings
+from openforge.ending import cancel, die_with_parent, ends_with_us
 from openforge.service.health import Health, HealthState, health, read_health
 from openforge.service.life import (
     BAD_SETTINGS,
@@ -13,9 +14,7 @@ from openforge.service.life import (
     service_exit_code,
 )
 from openforge.service.log import JsonLines, Log, log, set_up_logs
-from openforge.service.parent import die_with_parent, ends_with_us
 from openforge.service.settings import settings_from_env
-from openforge.service.tasks import cancel
 
 __all__ = [
     "BAD_SETTINGS",

@@ -16,12 +16,11 @@ from typing import Any, NoReturn, TypeVar
 import msgspec
 
 from openforge.bus import BadSettings, Bus, BusError, BusSettings, Zombie
+from openforge.ending import cancel, die_with_parent
 from openforge.service.health import health
 from openforge.service.log import log, set_up_logs
 from openforge.service.metrics import PROCESS, Process, set_up_metrics
-from openforge.service.parent import die_with_parent
 from openforge.service.settings import settings_from_env
-from openforge.service.tasks import cancel
 from openforge.service.tracing import set_up_traces
 
 OK, FAILED, BAD_SETTINGS, ZOMBIE = 0, 1, 2, 3

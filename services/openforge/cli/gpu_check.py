@@ -30,6 +30,7 @@ from openforge.cli.bench.weights import Weights
 from openforge.models import get, resolve
 from openforge.runs import RunConfig
 from openforge.runs.config import EngineSection, EnvironmentSection, LearnerSection, ModelSection, RunSection
+from openforge.service import ends_with_us
 from openforge.wire.generate import Choice, GenerateRequest, GenerateResponse, SamplingParams
 
 PROMPT_TOKENS, CONTEXT = 48, 1024
@@ -120,6 +121,7 @@ async def _sender(plan: Plan, root: Path) -> AsyncIterator[str]:
         *("--transport", transport),
         env=os.environ | {"NCCL_HOSTID": "openforge-learner"},
         stdout=sys.stderr,
+        preexec_fn=ends_with_us(),
     )
     try:
         yield address

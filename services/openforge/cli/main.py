@@ -89,3 +89,7 @@ def main() -> None:
             raise
         print(f"openforge: {error}: {_OF_PLACES[error.errno]}", file=sys.stderr)
         sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -26,7 +26,7 @@ from openforge.engine.http import ENGINE_URL
 from openforge.engine.probe import coarser, judge_probe
 from openforge.engine.settings import Settings
 from openforge.runs import RunConfig
-from openforge.service import BadSettings, log
+from openforge.service import BadSettings, ends_with_us, log
 from openforge.service.sockets import host_and_port
 from openforge.weights import BASE, BadWeights, Manifest, check, manifest_of, read_manifest
 from openforge.weights.adapters import base_of, rank_of, targets_of
@@ -223,7 +223,10 @@ class VllmBackend:
             env.setdefault("TORCHDYNAMO_DISABLE", "1")  # else the first answer waits for a C++ compiler
         env["PYTHONPATH"] = os.pathsep.join(filter(None, (env.get("PYTHONPATH"), str(_PLUGIN))))
         self._child = await asyncio.create_subprocess_exec(
-            *_LEASH, *self._command, *self._flags(folder, manifest), env=env, start_new_session=True
+            *(*_LEASH, *self._command, *self._flags(folder, manifest)),
+            env=env,
+            start_new_session=True,
+            preexec_fn=ends_with_us(signal.SIGUSR1),
         )
         log.info("vLLM starting", pid=self._child.pid, model=str(folder))
         await self._until_healthy(self._child)

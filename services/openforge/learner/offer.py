@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from openforge.learner.backends.contract import BackendRefused
 from openforge.runs import RunConfig
-from openforge.service import log
+from openforge.service import ends_with_us, log
 
 _RESTART_PAUSE_S = 1.0
 
@@ -37,6 +37,7 @@ class Offer:
                 *(sys.executable, "-m", "openforge.learner.broadcast", "--root", str(self._root)),
                 *("--listen", self.address, "--transport", self._transport),
                 env={**os.environ, "CUDA_VISIBLE_DEVICES": _first_device()} if self._transport == "nccl" else None,
+                preexec_fn=ends_with_us(),
             )
             try:
                 code = await process.wait()

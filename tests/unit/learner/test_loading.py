@@ -11,5 +11,5 @@ def test_weights_that_are_cut_short_are_told_with_the_name_of_their_model(tmp_pa
     folder = Path(tiny_model(tmp_path))
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
-    with pytest.raises(BackendRefused, match=rf"model\.path = '{folder}': its weights cannot be read"):
+    with pytest.raises(BackendRefused, match=f"model {folder}: its weights cannot be read"):
         load_plain(str(folder))

@@ -17,6 +17,7 @@ from kubernetes.client.exceptions import ApiException
 from kubernetes.config import ConfigException
 from urllib3.exceptions import HTTPError
 
+from openforge.ending import cancel
 from openforge.sandbox.contract import Box, CannotIsolate, SandboxLost, SandboxSpec
 from openforge.sandbox.egress import check_network
 from openforge.sandbox.kubernetes.box import KubernetesSandbox
@@ -30,7 +31,6 @@ from openforge.sandbox.kubernetes.pod import (
     pod,
 )
 from openforge.sandbox.kubernetes.state import PodState, state_of
-from openforge.service import cancel
 
 _FAILURES = (ApiException, HTTPError, OSError)
 

@@ -63,7 +63,6 @@ async def proxy_processes(
         "OPENFORGE_ENGINE_URL": f"http://127.0.0.1:{engine_port}",
         "OPENFORGE_PROXY_URL": f"http://127.0.0.1:{port}",
         "OPENFORGE_PROXY_REPLICAS": str(count),
-        "OPENFORGE_DIE_WITH_PARENT": "1",
     }
     async with AsyncExitStack() as stack:
         start = [_proxy(env, folder / f"{run}-{count}-{number}") for number in range(count)]
@@ -75,7 +74,10 @@ async def _proxy(env: dict[str, str], name: Path) -> AsyncIterator[int]:
     health, said = name.with_suffix(".json"), name.with_suffix(".log")
     with said.open("wb") as log:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "openforge.proxy", env=env | {"OPENFORGE_HEALTH_FILE": str(health)}, stderr=log
+            *(sys.executable, "-m", "openforge.proxy"),
+            env=env | {"OPENFORGE_HEALTH_FILE": str(health)},
+            stderr=log,
+            preexec_fn=ends_with_us(),
         )
     try:
         while not ((state := read_health(health)) and state.ready and state.pid == process.pid):

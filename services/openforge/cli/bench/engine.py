@@ -24,6 +24,7 @@ import msgspec
 
 from openforge.bus.server import free_port
 from openforge.models import get, resolve
+from openforge.service import ends_with_us
 
 INSTRUCTION_TOKENS, TASK_TOKENS, NEW_TOKENS = 240, 20, 48
 GROUP = 8
@@ -160,8 +161,8 @@ def machine() -> dict[str, Any]:
 
 
 def _start(command: list[str]) -> "subprocess.Popen[bytes]":
-    env = os.environ | {"OPENFORGE_DIE_WITH_PARENT": "1"}
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=env)
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, preexec_fn=ends_with_us())
 
 
 def _line(process: "subprocess.Popen[bytes]") -> bytes:

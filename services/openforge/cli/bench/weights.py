@@ -38,6 +38,7 @@ from openforge.runs.config import (
     ModelSection,
     RunSection,
 )
+from openforge.service import ends_with_us
 from openforge.weights import Written, keep_newest, write_weights
 from openforge.wire.generate import GenerateRequest, GenerateResponse, SamplingParams
 
@@ -134,11 +135,10 @@ async def engine_service(run: str, nats_url: str, url: str, log: Path) -> AsyncI
         "OPENFORGE_RUN": run,
         "OPENFORGE_NATS_URL": nats_url,
         "OPENFORGE_ENGINE_URL": url,
-        "OPENFORGE_DIE_WITH_PARENT": "1",
     }
     with log.open("wb") as said:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "openforge.engine"), env=env, stdout=said, stderr=said
+            *(sys.executable, "-m", "openforge.engine"), env=env, stdout=said, stderr=said, preexec_fn=ends_with_us()
         )
         try:
             yield

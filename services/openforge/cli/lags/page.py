@@ -47,7 +47,7 @@ def _learned(row: Learned) -> tuple[str, ...]:
         f"{row.end.mean:.3f}",
         "" if alone else _difference(row.end_more),
         f"{row.metrics['ess']:.3f}",
-        f"{row.metrics['kl_mean']:.4f}",
+        f"{row.metrics['kl_mean']:z.4f}",
         f"{row.metrics['ratio_capped']:.1%}",
     )
 

@@ -21,7 +21,7 @@ def load_plain(path: str, recompute: bool = False) -> Any:
     try:
         model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa")
     except SafetensorError as error:
-        raise BackendRefused(f"model.path = {path!r}: its weights cannot be read ({error}): get it anew") from None
+        raise BackendRefused(f"model {path}: its weights cannot be read ({error}): get it anew") from None
     model.config.use_cache = False
     if recompute:
         model.gradient_checkpointing_enable({"use_reentrant": False})

@@ -108,6 +108,9 @@ class Api:
         await all_closed()
         if isinstance(self._registry, Shared):
             await self._registry.leave()
+        for task in self._tasks:
+            if not task.cancelled():
+                task.result()
 
     @property
     def spare(self) -> int:
