@@ -5,7 +5,7 @@ import pytest
 
 _STARTS = """
 import os, sys, time
-from openforge.service import ends_with_us
+from openforge.ending import ends_with_us
 
 before_exec, us = ends_with_us(), os.getpid()
 if child := os.fork():

@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from openforge.service import cancel
+from openforge.ending import cancel
 
 
 async def test_a_task_that_forgets_a_cancellation_is_cancelled_again() -> None:
